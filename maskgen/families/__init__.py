@@ -1,0 +1,46 @@
+"""Mask families: each turns named parameters into row intervals."""
+
+from maskgen.families.block_diffusion import block_diffusion
+from maskgen.families.causal import causal
+from maskgen.families.chunked import chunked
+from maskgen.families.dflash import dflash
+from maskgen.families.document import document
+from maskgen.families.eagle3_ttt import eagle3_ttt
+from maskgen.families.family import Family, Param, RuntimeParam
+from maskgen.families.full import full
+from maskgen.families.global_prefix_window import global_prefix_window
+from maskgen.families.layouts import default_answer_starts, dflash_layouts
+from maskgen.families.natten import natten
+from maskgen.families.p_eagle import p_eagle
+from maskgen.families.prefix_lm import prefix_lm
+from maskgen.families.registry import families, find_family, spans_into
+from maskgen.families.shared_prefix import shared_prefix
+from maskgen.families.sink_window import sink_window
+from maskgen.families.sliding_window import sliding_window
+from maskgen.families.tree import tree
+
+__all__ = [
+    "Family",
+    "Param",
+    "RuntimeParam",
+    "block_diffusion",
+    "causal",
+    "chunked",
+    "default_answer_starts",
+    "dflash",
+    "dflash_layouts",
+    "document",
+    "eagle3_ttt",
+    "families",
+    "find_family",
+    "full",
+    "global_prefix_window",
+    "natten",
+    "p_eagle",
+    "prefix_lm",
+    "shared_prefix",
+    "sink_window",
+    "sliding_window",
+    "spans_into",
+    "tree",
+]

@@ -1,0 +1,327 @@
+"""A mask family: named parameters and their rules -> row intervals, written in torch ops only.
+
+Legend: B batch, H heads (1 in every family here), K span slots of a row.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from maskgen.errors import MaskSpecError
+from maskgen.intervals import RowIntervals
+
+Spans: TypeAlias = tuple[Tensor, Tensor]
+"""``starts`` and ``ends``, int32 ``[B, H, K, Q_LEN]``."""
+
+MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""FlexAttention's ``mask_mod(b, h, q_idx, kv_idx)``."""
+
+MAX_LENGTH: Final = 1 << 30
+"""Largest length and largest integer parameter: sums of two of them stay inside int32."""
+
+MAX_ELEMENTS: Final = (1 << 31) - 1
+"""Most elements of a span tensor that int32 addressing reaches."""
+
+ANALYTIC_ABOVE_K: Final = 4
+"""With more spans a row than this, the family's own mask_mod beats the one that reads spans."""
+
+
+class _Required:
+    """Marks a parameter that has no default."""
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Final = _Required()
+
+
+@dataclass(frozen=True)
+class Param:
+    """A static parameter: part of a mask's spec, never of a batch."""
+
+    name: str
+    type: Literal["int", "bool", "str", "ints"]
+    doc: str
+    default: Any = REQUIRED
+    minimum: int | None = None
+    choices: tuple[str, ...] = ()
+
+    def check(self, value: Any) -> Any:
+        """Return the value as JSON knows it, or raise MaskSpecError."""
+        if value is None and self.default is None:
+            return None
+        if self.type == "ints":
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise MaskSpecError(self.name, value, "must be a list of integers")
+            return [self._check_int(item) for item in value]
+        if self.type == "int":
+            return self._check_int(value)
+        if self.type == "bool":
+            if not isinstance(value, bool):
+                raise MaskSpecError(self.name, value, "must be true or false")
+            return value
+        if not isinstance(value, str):
+            raise MaskSpecError(self.name, value, "must be a string")
+        if self.choices and value not in self.choices:
+            raise MaskSpecError(self.name, value, one_of(value, self.choices))
+        return value
+
+    def _check_int(self, value: Any) -> int:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise MaskSpecError(self.name, value, "must be an integer")
+        number = int(value)
+        if self.minimum is not None and number < self.minimum:
+            raise MaskSpecError(self.name, number, f"must be at least {self.minimum}")
+        if abs(number) > MAX_LENGTH:
+            raise MaskSpecError(self.name, number, "must lie within 2**30 of zero")
+        return number
+
+
+@dataclass(frozen=True)
+class RuntimeParam:
+    """A parameter that may change with the batch: an integer tensor ``[B]`` or ``[B, n]``."""
+
+    name: str
+    shape: str
+    doc: str
+    required: bool = True
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions, the batch included."""
+        return len(self.shape.split(","))
+
+    def tensor(self, value: Any, device: torch.device) -> Tensor:
+        """Give the value as an int32 tensor with its batch dimension.
+
+        A tensor that lies on the device already stays there: no host sync, so this runs inside
+        a captured graph.
+        """
+        table = torch.as_tensor(value, device=device).to(torch.int32)
+        return table.unsqueeze(0) if table.dim() == self.rank - 1 else table
+
+    def check(self, value: Any) -> Any:
+        """Return the value unchanged when it is integers of the right rank, or raise."""
+        try:
+            table = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            rule = f"must be integers of shape [{self.shape}]"
+            raise MaskSpecError(self.name, value, rule) from error
+        if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
+            raise MaskSpecError(self.name, str(table.dtype), "must hold integers")
+        if table.dim() not in (self.rank, self.rank - 1):
+            rule = f"must have shape [{self.shape}] or the same without the batch"
+            raise MaskSpecError(self.name, list(table.shape), rule)
+        if table.numel() == 0:
+            raise MaskSpecError(self.name, list(table.shape), "must not be empty")
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One mask family.
+
+    Its functions take ``Q_LEN`` and ``KV_LEN`` and then every parameter by name, defaults filled
+    in, runtime parameters as int32 tensors on the device (``None`` when not given).
+    """
+
+    name: str
+    """As it stands in a config file."""
+    revision: int
+    """Raised whenever the spans of some parameters can change."""
+    formula: str
+    """Which cells are allowed, in one line."""
+    source: str
+    """The paper or code that the formula is taken from."""
+    params: tuple[Param, ...] = ()
+    """What a spec says."""
+    runtime: tuple[RuntimeParam, ...] = ()
+    """What a batch says."""
+    span_fn: Callable[..., Spans]
+    """``(Q_LEN, KV_LEN, device, **params)`` -> spans, torch ops without host syncs."""
+    mask_mod_fn: Callable[..., MaskMod]
+    """``(Q_LEN, KV_LEN, device, **params)`` -> the formula as a mask_mod."""
+    max_k_fn: Callable[..., int]
+    """``(Q_LEN, KV_LEN, **static params)`` -> largest number of spans in a row."""
+    check_fn: Callable[[int, int, dict[str, Any]], None] | None = None
+    """Rules between parameters, and the values of runtime parameters; may fill in defaults."""
+    bounds_fn: Callable[..., tuple[RowIntervals, RowIntervals]] | None = None
+    """``(Q_LEN, KV_LEN, **static params)`` -> must and may."""
+
+    @property
+    def runtime_params(self) -> tuple[str, ...]:
+        """Names of the parameters that may change with the batch."""
+        return tuple(param.name for param in self.runtime)
+
+    def check(self, Q_LEN: int, KV_LEN: int, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Check every value and fill in the defaults.
+
+        Reads runtime tensors on the host, so it never runs inside a graph. Runtime parameters
+        may be missing: a parametric entry has none.
+
+        Args:
+            Q_LEN: Query rows, in tokens.
+            KV_LEN: Key columns, in tokens.
+            params: Values by name.
+
+        Returns:
+            The static parameters with defaults, and the runtime parameters that were given.
+
+        Raises:
+            MaskSpecError: A length or value breaks its rule, or a name is unknown.
+        """
+        check_length("Q_LEN", Q_LEN)
+        check_length("KV_LEN", KV_LEN)
+        names = [param.name for param in self.params] + list(self.runtime_params)
+        for name, value in params.items():
+            if name not in names:
+                rule = f"is no parameter of family {self.name!r}: {one_of(name, names)}"
+                raise MaskSpecError(name, value, rule)
+        checked: dict[str, Any] = {}
+        for param in self.params:
+            value = params.get(param.name, param.default)
+            if value is REQUIRED:
+                rule = f"is required by family {self.name!r}: {param.doc}"
+                raise MaskSpecError(param.name, None, rule)
+            checked[param.name] = param.check(value)
+        for given in self.runtime:
+            if params.get(given.name) is not None:
+                checked[given.name] = given.check(params[given.name])
+        batch = self._batch(checked)
+        if self.check_fn is not None:
+            self.check_fn(Q_LEN, KV_LEN, checked)
+        elements = self.max_K(Q_LEN, KV_LEN, checked) * Q_LEN * batch
+        if elements > MAX_ELEMENTS:
+            rule = f"batch x spans a row x Q_LEN must be at most 2**31 - 1, found {elements}"
+            raise MaskSpecError("Q_LEN", Q_LEN, rule)
+        # A spec is JSON without null: what is None stays away and is filled in again later.
+        return {name: value for name, value in checked.items() if value is not None}
+
+    def max_K(self, Q_LEN: int, KV_LEN: int, params: Mapping[str, Any]) -> int:  # noqa: N802
+        """Largest number of spans that a row can have under these static parameters."""
+        return self.max_k_fn(Q_LEN, KV_LEN, **self._static(params))
+
+    def spans(
+        self, Q_LEN: int, KV_LEN: int, *, device: torch.device | str | None = None, **params: Any
+    ) -> Spans:
+        """Compute the spans: static shape, no host sync, no value checks.
+
+        Args:
+            Q_LEN: Query rows, in tokens.
+            KV_LEN: Key columns, in tokens.
+            device: Where the result lies; by default where the runtime tensors lie, else the CPU.
+                For graph capture they must lie there.
+            params: Values by name.
+
+        Returns:
+            ``starts`` and ``ends``, int32 ``[B, 1, max_K, Q_LEN]``, disjoint, empty ones anywhere.
+
+        Raises:
+            MaskSpecError: A required parameter is missing.
+        """
+        where = _device_of(device, params)
+        return self.span_fn(Q_LEN, KV_LEN, where, **self._filled(params, where))
+
+    def mask_mod(
+        self, Q_LEN: int, KV_LEN: int, *, device: torch.device | str | None = None, **params: Any
+    ) -> MaskMod:
+        """Give the formula as a mask_mod that captures ints and tensors of the device only.
+
+        The tensors hold what the runtime parameters say now. Call this within a captured step,
+        as it needs no host sync, and they follow each batch.
+        """
+        where = _device_of(device, params)
+        mod = self.mask_mod_fn(Q_LEN, KV_LEN, where, **self._filled(params, where))
+        mod.__name__ = f"{self.name}_mask_mod"
+        return mod
+
+    def bounds(self, Q_LEN: int, KV_LEN: int, **static: Any) -> tuple[RowIntervals, RowIntervals]:
+        """Bound the mask over every value of its runtime parameters.
+
+        Returns:
+            ``must``, cells allowed whatever the batch says, and ``may``, a superset of the cells
+            that some batch allows; equal for a family without runtime parameters.
+        """
+        if self.bounds_fn is None:
+            exact = self.intervals(Q_LEN, KV_LEN, **static)
+            return exact, exact
+        return self.bounds_fn(Q_LEN, KV_LEN, **self._static(self.check(Q_LEN, KV_LEN, static)))
+
+    def intervals(
+        self, Q_LEN: int, KV_LEN: int, *, device: torch.device | str | None = None, **params: Any
+    ) -> RowIntervals:
+        """Check the parameters and give the mask in canonical form.
+
+        Raises:
+            MaskSpecError: A length or value breaks its rule, or a name is unknown.
+        """
+        checked = self.check(Q_LEN, KV_LEN, params)
+        starts, ends = self.spans(Q_LEN, KV_LEN, device=device, **checked)
+        return RowIntervals(starts, ends, KV_LEN).canonical()
+
+    def _static(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {p.name: self._value(p, params) for p in self.params}
+
+    def _filled(self, params: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+        filled = self._static(params)
+        for given in self.runtime:
+            value = params.get(given.name)
+            if value is None and given.required:
+                rule = f"is required by family {self.name!r}: {given.doc}"
+                raise MaskSpecError(given.name, None, rule)
+            filled[given.name] = None if value is None else given.tensor(value, device)
+        return filled
+
+    def _value(self, param: Param, params: Mapping[str, Any]) -> Any:
+        value = params.get(param.name, param.default)
+        if value is REQUIRED:
+            rule = f"is required by family {self.name!r}: {param.doc}"
+            raise MaskSpecError(param.name, None, rule)
+        return value
+
+    def _batch(self, checked: Mapping[str, Any]) -> int:
+        sizes = [1]
+        for given in self.runtime:
+            if given.name in checked:
+                shape = torch.as_tensor(checked[given.name]).shape
+                sizes.append(shape[0] if len(shape) == given.rank else 1)
+        if len(set(sizes) - {1}) > 1:
+            rule = "runtime parameters must agree in their batch size or have 1"
+            raise MaskSpecError(self.runtime[0].name, sizes[1:], rule)
+        return max(sizes)
+
+
+def _device_of(device: torch.device | str | None, params: Mapping[str, Any]) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    tensors = [value for value in params.values() if isinstance(value, Tensor)]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def batch_of(values: Any) -> Tensor:
+    """Give a runtime value ``[B, n]`` or ``[n]`` as a host tensor ``[B, n]``, to check it."""
+    table = torch.as_tensor(values).cpu()
+    return table.unsqueeze(0) if table.dim() == 1 else table
+
+
+def one_of(name: str, valid: Iterable[str]) -> str:
+    """Say what is valid, the nearest name first when one is near."""
+    options = sorted(valid)
+    near = difflib.get_close_matches(name, options, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}valid: {', '.join(options) or 'none'}"
+
+
+def check_length(field: str, value: Any) -> None:
+    """Raise MaskSpecError unless the value is a length that int32 spans can address."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise MaskSpecError(field, value, "must be an integer number of tokens")
+    if value < 1:
+        raise MaskSpecError(field, value, "must be at least 1: a mask has rows and columns")
+    if value > MAX_LENGTH:
+        raise MaskSpecError(field, value, "must be at most 2**30, so that int32 addresses it")

@@ -1,0 +1,241 @@
+"""P-EAGLE: parallel drafting of several depths, the sampled elements in depth-major order.
+
+Legend: B batch, T elements of a row (Q_LEN = KV_LEN = T), an element is (anchor, depth).
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from maskgen.errors import MaskSpecError
+from maskgen.families.causal import CAUSAL
+from maskgen.families.family import (
+    MAX_LENGTH,
+    Family,
+    MaskMod,
+    Param,
+    RuntimeParam,
+    Spans,
+    batch_of,
+)
+from maskgen.families.segments import segments_of
+from maskgen.families.spans import nothing, rows, stack_spans
+from maskgen.intervals import RowIntervals
+
+_DEPTH: Final = 1 << 32
+"""Weight of the depth in an element's sort key; anchors lie below it."""
+
+
+def p_eagle(
+    Q_LEN: int,
+    KV_LEN: int,
+    *,
+    num_depths: int,
+    anchors: Tensor | list[int],
+    depths: Tensor | list[int],
+    doc_ids: Tensor | list[int] | None = None,
+    window: int | None = None,
+    device: torch.device | str | None = None,
+) -> RowIntervals:
+    """P-EAGLE's training mask over sampled (anchor, depth) elements.
+
+    An element sees the elements of depth 0 up to its own anchor, and those of its own anchor up
+    to its own depth.
+
+    Args:
+        Q_LEN: T, elements of a row, padding included.
+        KV_LEN: Equal to Q_LEN.
+        num_depths: Depths there are; elements have depth 0 to ``num_depths - 1``.
+        anchors: Position that each element drafts from, integers ``[B, T]``.
+        depths: Depth of each element, integers ``[B, T]``, -1 for padding. Elements ascend by
+            depth and then by anchor, padding last; every anchor stands at depth 0 too.
+        doc_ids: Document of each element, integers ``[B, T]``, -1 for padding; one document by
+            default.
+        window: An element sees depth 0 from ``anchor + depth - (window - 1)`` on; unbounded by
+            default.
+        device: Where the spans lie; by default where the tensors given lie, else the CPU.
+
+    Raises:
+        MaskSpecError: A value breaks its rule.
+    """
+    return P_EAGLE.intervals(
+        Q_LEN,
+        KV_LEN,
+        device=device,
+        num_depths=num_depths,
+        anchors=anchors,
+        depths=depths,
+        doc_ids=doc_ids,
+        window=window,
+    )
+
+
+def _documents(depths: Tensor, doc_ids: Tensor | None) -> Tensor:
+    """Document of each element, -1 where it is padding, int32 ``[B, T]``."""
+    return torch.where(depths < 0, -1, 0 if doc_ids is None else doc_ids)
+
+
+def _spans(
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device,
+    *,
+    num_depths: int,
+    window: int | None,
+    anchors: Tensor,
+    depths: Tensor,
+    doc_ids: Tensor | None,
+) -> Spans:
+    docs = _documents(depths, doc_ids)
+    batch = max(anchors.shape[0], docs.shape[0])
+    anchor = anchors.expand(batch, -1).long()
+    depth = depths.expand(batch, -1).long()
+    docs = docs.expand(batch, -1)
+    real = docs >= 0
+    key = torch.where(depth < 0, num_depths, depth) * _DEPTH + anchor
+    key = key.contiguous()
+    # Depth 0 holds every anchor, so what lies at or below this one ends at its own element.
+    end = torch.searchsorted(key, anchor.contiguous(), right=True)
+    at = (end - 1).clamp(min=0)
+    first = segments_of(Q_LEN, device, doc_ids=docs, doc_offsets=None).start.gather(1, at)
+    if window is not None:
+        lowest = (anchor + depth + (1 - window)).clamp(min=0)
+        reach = torch.searchsorted(key, lowest.contiguous())
+        # The window leaves an element's own anchor in sight, however deep the element.
+        first = torch.minimum(torch.maximum(first, reach), at).to(torch.int32)
+    end = torch.where(real, end.to(torch.int32), 0)
+    pairs: list[tuple[Tensor, Tensor]] = [(first, end)]
+    for step in range(1, num_depths):
+        wanted = (anchor + step * _DEPTH).contiguous()
+        found = torch.searchsorted(key, wanted).clamp(max=Q_LEN - 1)
+        sees = real & (step <= depth) & (key.gather(1, found) == wanted)
+        position = found.to(torch.int32)
+        pairs.append((position, position + sees))
+    return stack_spans(pairs, Q_LEN, KV_LEN, rows(Q_LEN, device))
+
+
+def _mask_mod(
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device,
+    *,
+    num_depths: int,
+    window: int | None,
+    anchors: Tensor,
+    depths: Tensor,
+    doc_ids: Tensor | None,
+) -> MaskMod:
+    docs = _documents(depths, doc_ids)
+    batch = max(anchors.shape[0], docs.shape[0])
+    anchor = anchors.expand(batch, -1).contiguous()
+    depth = depths.expand(batch, -1).contiguous()
+    doc = docs.expand(batch, -1).contiguous()
+    batched = int(batch > 1)
+    # Without a window the reach covers every distance that anchors can have.
+    reach = MAX_LENGTH * 2 - 1 if window is None else window
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        row = b * batched
+        q_anchor, kv_anchor = anchor[row, q_idx], anchor[row, kv_idx]
+        q_depth, kv_depth = depth[row, q_idx], depth[row, kv_idx]
+        near = q_anchor + q_depth - kv_anchor < reach
+        first = (kv_depth == 0) & (q_anchor >= kv_anchor) & near
+        own = (q_anchor == kv_anchor) & (q_depth >= kv_depth)
+        same = (doc[row, q_idx] == doc[row, kv_idx]) & (doc[row, q_idx] >= 0)
+        return same & (first | own)
+
+    return mask_mod
+
+
+def _check(Q_LEN: int, KV_LEN: int, params: dict[str, Any]) -> None:
+    if Q_LEN != KV_LEN:
+        rule = f"must equal Q_LEN = {Q_LEN}: rows and columns are the same elements"
+        raise MaskSpecError("KV_LEN", KV_LEN, rule)
+    given: dict[str, Tensor] = {}
+    for name in ("anchors", "depths", "doc_ids"):
+        if name in params:
+            given[name] = batch_of(params[name]).long()
+            if given[name].shape[1] != Q_LEN:
+                rule = f"must hold one value for each of the {Q_LEN} elements"
+                raise MaskSpecError(name, list(given[name].shape), rule)
+    if "anchors" in given and "depths" in given:
+        _check_elements(given["anchors"], given["depths"], params["num_depths"])
+        _check_anchor_documents(given)
+
+
+def _check_elements(anchors: Tensor, depths: Tensor, num_depths: int) -> None:
+    batch = max(len(anchors), len(depths))
+    anchors, depths = anchors.expand(batch, -1), depths.expand(batch, -1)
+    if bool((depths >= num_depths).any()) or bool((depths < -1).any()):
+        worst = depths.max() if bool((depths >= num_depths).any()) else depths.min()
+        rule = f"each must be 0 to {num_depths - 1}, or -1 for padding"
+        raise MaskSpecError("depths", int(worst), rule)
+    low = anchors[(anchors < 0) & (depths >= 0)]
+    if low.numel():
+        raise MaskSpecError("anchors", int(low[0]), "each must be at least 0")
+    padding = depths < 0
+    if bool((padding[:, :-1] & ~padding[:, 1:]).any()):
+        raise MaskSpecError("depths", -1, "padding must stand at the end of the row")
+    key = depths * _DEPTH + anchors
+    falls = (key[:, 1:] <= key[:, :-1]) & ~padding[:, 1:]
+    if bool(falls.any()):
+        pair = [int(anchors[:, :-1][falls][0]), int(anchors[:, 1:][falls][0])]
+        rule = "elements must ascend by depth and then by anchor, none twice; sort them"
+        raise MaskSpecError("anchors", pair, rule)
+    for row_anchors, row_depths in zip(anchors, depths, strict=True):
+        roots = row_anchors[row_depths == 0]
+        deeper = row_anchors[row_depths > 0]
+        orphans = deeper[~torch.isin(deeper, roots)]
+        if orphans.numel():
+            rule = "every anchor of a deeper element must stand at depth 0 too"
+            raise MaskSpecError("anchors", int(orphans[0]), rule)
+
+
+def _check_anchor_documents(given: dict[str, Tensor]) -> None:
+    """Documents must be pieces of the anchor axis, the same at every depth."""
+    if "doc_ids" not in given:
+        return
+    batch = max(len(table) for table in given.values())
+    for anchors, depths, docs in zip(
+        *(given[name].expand(batch, -1) for name in ("anchors", "depths", "doc_ids")),
+        strict=True,
+    ):
+        order = torch.argsort(anchors[depths >= 0], stable=True)
+        ordered = docs[depths >= 0][order]
+        ordered = ordered[ordered >= 0]
+        runs = torch.unique_consecutive(ordered)
+        if len(runs) != len(runs.unique()):
+            rule = "a document must be one piece of the anchors, the same at every depth"
+            raise MaskSpecError("doc_ids", runs.tolist(), rule)
+
+
+def _bounds(
+    Q_LEN: int, KV_LEN: int, *, num_depths: int, window: int | None
+) -> tuple[RowIntervals, RowIntervals]:
+    """Nothing (all may be padding), and causal: what an element sees stands before it."""
+    return nothing(Q_LEN, KV_LEN), CAUSAL.intervals(Q_LEN, KV_LEN)
+
+
+P_EAGLE = Family(
+    name="p_eagle",
+    revision=1,
+    formula="same document & (depth[kv] == 0 & anchor[kv] <= anchor[q] "
+    "[& anchor[kv] > anchor[q] + depth[q] - window] "
+    "| anchor[kv] == anchor[q] & depth[kv] <= depth[q])",
+    source="P-EAGLE (arXiv 2602.01469); SpecForge and speculators",
+    params=(
+        Param("num_depths", "int", "depths there are, 0 counted", minimum=1),
+        Param("window", "int", "window over the elements of depth 0", default=None, minimum=1),
+    ),
+    runtime=(
+        RuntimeParam("anchors", "B, T", "position that each element drafts from"),
+        RuntimeParam("depths", "B, T", "depth of each element, -1 for padding"),
+        RuntimeParam("doc_ids", "B, T", "document of each element", required=False),
+    ),
+    span_fn=_spans,
+    mask_mod_fn=_mask_mod,
+    max_k_fn=lambda Q_LEN, KV_LEN, num_depths, window: num_depths,
+    check_fn=_check,
+    bounds_fn=_bounds,
+)

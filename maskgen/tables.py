@@ -1,0 +1,388 @@
+"""BlockTables: the eight block tables of a FlexAttention mask, made exactly from row intervals.
+
+Shape legend: B batch, H heads (1 where the mask does not depend on them), R query block rows,
+C KV block columns.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from maskgen import classify, gate
+from maskgen.canonical import INT32_MAX
+from maskgen.errors import (
+    BackendUnavailableError,
+    LayoutInvariantError,
+    MaskSpecError,
+    UnsupportedMaskError,
+)
+from maskgen.intervals import MAX_INTERVALS, RowIntervals
+from maskgen.packing import live, unpack_pair
+
+TABLE_FIELDS = (
+    "kv_num_blocks",
+    "kv_indices",
+    "full_kv_num_blocks",
+    "full_kv_indices",
+    "q_num_blocks",
+    "q_indices",
+    "full_q_num_blocks",
+    "full_q_indices",
+)
+"""Names of the tables, in the order of torch's BlockMask."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCounts:
+    """How many blocks of each kind a mask has, over all B and H."""
+
+    full: int
+    """Blocks with every cell visible."""
+    partial: int
+    """Blocks with some cells visible."""
+    empty: int
+    """Blocks with none, which attention skips."""
+
+    @property
+    def total(self) -> int:
+        """All blocks."""
+        return self.full + self.partial + self.empty
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockTables:
+    """The eight block tables of a mask; int32, contiguous, the tail of each index row zero.
+
+    Counts and the first ``num_blocks`` indices of a row equal those of torch's
+    ``create_block_mask``. The plain tables list the partial blocks, the ``full_`` ones those
+    that need no mask_mod; ``kv_`` tables run over query block rows and ``q_`` ones, their
+    transposes, over KV block columns.
+    """
+
+    Q_LEN: int
+    """Query rows."""
+    KV_LEN: int
+    """Keys."""
+    BLOCK_SIZE: tuple[int, int]
+    """Size of a block: (query rows, keys)."""
+    kv_num_blocks: Tensor
+    """``[B, H, R]``."""
+    kv_indices: Tensor
+    """``[B, H, R, C]``, ascending."""
+    full_kv_num_blocks: Tensor
+    """``[B, H, R]``."""
+    full_kv_indices: Tensor
+    """``[B, H, R, C]``, ascending."""
+    q_num_blocks: Tensor
+    """``[B, H, C]``."""
+    q_indices: Tensor
+    """``[B, H, C, R]``, ascending."""
+    full_q_num_blocks: Tensor
+    """``[B, H, C]``."""
+    full_q_indices: Tensor
+    """``[B, H, C, R]``, ascending."""
+    scratch: Tensor | None = None
+    """uint8 ``[B, H, R, C]``, what ``tables_into`` on a GPU works in; it allocates where None."""
+
+    def __post_init__(self) -> None:
+        shapes = _table_shapes(self.B, self.H, self.Q_LEN, self.KV_LEN, self.BLOCK_SIZE)
+        for name, shape in shapes.items():
+            table: Tensor = getattr(self, name)
+            if table.shape != shape or table.dtype != torch.int32 or not table.is_contiguous():
+                found = (tuple(table.shape), table.dtype)
+                raise MaskSpecError(name, found, f"must be a contiguous int32 tensor {shape}")
+            if table.device != self.device:
+                raise MaskSpecError(name, table.device, f"must be on {self.device} as the others")
+
+    @property
+    def B(self) -> int:  # noqa: N802
+        """Batch size, 1 where the mask does not depend on the batch."""
+        return self.kv_num_blocks.shape[0]
+
+    @property
+    def H(self) -> int:  # noqa: N802
+        """Number of heads, 1 where the mask does not depend on the head."""
+        return self.kv_num_blocks.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables are."""
+        return self.kv_num_blocks.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the eight tables."""
+        return sum(table.nbytes for table in self.as_dict().values())
+
+    def as_dict(self) -> dict[str, Tensor]:
+        """The eight tables by name, in the order of ``TABLE_FIELDS``."""
+        return {name: getattr(self, name) for name in TABLE_FIELDS}
+
+    @classmethod
+    def empty(
+        cls,
+        *,
+        B: int = 1,
+        H: int = 1,
+        Q_LEN: int,
+        KV_LEN: int,
+        BLOCK_SIZE: int | tuple[int, int] = 128,
+        device: torch.device | str = "cpu",
+    ) -> "BlockTables":
+        """Tables of a mask without a visible cell: static buffers for ``tables_into``.
+
+        Raises:
+            MaskSpecError: A size breaks its rule.
+        """
+        size = check_block_size(BLOCK_SIZE)
+        shapes = _table_shapes(B, H, Q_LEN, KV_LEN, size)
+        tables = {
+            name: torch.zeros(shape, dtype=torch.int32, device=device)
+            for name, shape in shapes.items()
+        }
+        scratch = None
+        if torch.device(device).type == "cuda":
+            scratch = torch.empty(shapes["kv_indices"], dtype=torch.uint8, device=device)
+        return cls(Q_LEN=Q_LEN, KV_LEN=KV_LEN, BLOCK_SIZE=size, scratch=scratch, **tables)
+
+    def select(self, batch_index: Tensor) -> "BlockTables":
+        """Pick masks of the batch.
+
+        Args:
+            batch_index: Which ones, integers ``[n]``.
+
+        Returns:
+            Tables of batch n, or ``self`` where B is 1: those hold for every index.
+        """
+        if self.B == 1:
+            return self
+        index = batch_index.to(self.device)
+        return self._with({n: t.index_select(0, index) for n, t in self.as_dict().items()})
+
+    def to(self, device: torch.device | str) -> "BlockTables":
+        """The same tables on another device."""
+        return self._with({name: table.to(device) for name, table in self.as_dict().items()})
+
+    def _with(self, tables: dict[str, Tensor]) -> "BlockTables":
+        return BlockTables(
+            Q_LEN=self.Q_LEN, KV_LEN=self.KV_LEN, BLOCK_SIZE=self.BLOCK_SIZE, **tables
+        )
+
+    def counts(self) -> BlockCounts:
+        """Number of blocks of each kind, over all B and H."""
+        full = int(self.full_kv_num_blocks.sum())
+        partial = int(self.kv_num_blocks.sum())
+        return BlockCounts(
+            full=full, partial=partial, empty=self.kv_indices.numel() - full - partial
+        )
+
+    def block_kinds(self) -> Tensor:
+        """Kind of each block, uint8 ``[B, H, R, C]``: 0 empty, 1 partial, 2 full."""
+        kinds = torch.zeros(self.kv_indices.shape, dtype=torch.uint8, device=self.device)
+        for prefix, kind in (("", classify.PARTIAL), ("full_", classify.FULL)):
+            listed = live(getattr(self, f"{prefix}kv_num_blocks"), self.kv_indices.shape[-1])
+            rows = listed.nonzero()[:, :3].unbind(1)
+            columns = getattr(self, f"{prefix}kv_indices")[listed].long()
+            kinds[(*rows, columns)] = kind
+        return kinds
+
+    def dense_blocks(self) -> Tensor:
+        """Blocks that attention visits, partial or full, bool ``[B, H, R, C]``."""
+        return self.block_kinds() != classify.EMPTY
+
+    def pack(self) -> dict[str, Tensor]:
+        """The tables as counts and live indices only, int32 ``[n]`` each, on the CPU.
+
+        Returns:
+            By the names of ``TABLE_FIELDS``; ``unpack`` is the inverse.
+        """
+        packed = {}
+        for counts_name, indices_name in zip(TABLE_FIELDS[::2], TABLE_FIELDS[1::2], strict=True):
+            counts, indices = getattr(self, counts_name), getattr(self, indices_name)
+            packed[counts_name] = counts.reshape(-1).cpu()
+            packed[indices_name] = indices[live(counts, indices.shape[-1])].cpu()
+        return packed
+
+    @classmethod
+    def unpack(
+        cls,
+        packed: Mapping[str, Tensor],
+        *,
+        B: int = 1,
+        H: int = 1,
+        Q_LEN: int,
+        KV_LEN: int,
+        BLOCK_SIZE: int | tuple[int, int],
+    ) -> "BlockTables":
+        """Tables from what ``pack`` gave, on the CPU.
+
+        Raises:
+            MaskSpecError: A size breaks its rule.
+            LayoutInvariantError: A table is missing, its length, a count or an index is out of
+                range, or the indices of a row do not ascend.
+        """
+        size = check_block_size(BLOCK_SIZE)
+        shapes = _table_shapes(B, H, Q_LEN, KV_LEN, size)
+        tables = {}
+        for counts_name, indices_name in zip(TABLE_FIELDS[::2], TABLE_FIELDS[1::2], strict=True):
+            for name in (counts_name, indices_name):
+                if name not in packed:
+                    raise LayoutInvariantError(name, sorted(packed), "the table must be given")
+            tables[counts_name], tables[indices_name] = unpack_pair(
+                packed, counts_name, indices_name, shapes[indices_name]
+            )
+        for prefix in ("", "full_"):
+            rows, columns = f"{prefix}kv_num_blocks", f"{prefix}q_num_blocks"
+            found = int(tables[rows].sum()), int(tables[columns].sum())
+            if found[0] != found[1]:
+                raise LayoutInvariantError(columns, found, f"must list as many blocks as {rows}")
+        return cls(Q_LEN=Q_LEN, KV_LEN=KV_LEN, BLOCK_SIZE=size, **tables)
+
+
+def check_block_size(BLOCK_SIZE: int | tuple[int, int]) -> tuple[int, int]:
+    """The pair (query rows, keys) of a BLOCK_SIZE.
+
+    Raises:
+        MaskSpecError: Not an integer or a pair, or not a multiple of 16 from 16 to 1024.
+    """
+    pair = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
+    good = isinstance(pair, (tuple, list)) and len(pair) == 2
+    if not good or not all(isinstance(n, int) and n in range(16, 1025, 16) for n in pair):
+        rule = "must be a multiple of 16 from 16 to 1024, or a pair (query rows, keys) of them"
+        raise MaskSpecError("BLOCK_SIZE", BLOCK_SIZE, rule)
+    return pair[0], pair[1]
+
+
+def compile_mask(spans: RowIntervals, BLOCK_SIZE: int | tuple[int, int] = 128) -> BlockTables:
+    """Make the exact block tables of a mask, on the device of its spans.
+
+    Args:
+        spans: The mask.
+        BLOCK_SIZE: Block size in tokens, or the pair (query rows, keys); multiples of 16 up to
+            1024.
+
+    Returns:
+        Tables equal to those of ``create_block_mask`` in the counts and in the live indices.
+
+    Raises:
+        MaskSpecError: BLOCK_SIZE breaks its rule, or the tables are too large to address.
+        UnsupportedMaskError: A row has more than ``MAX_INTERVALS`` spans.
+    """
+    gate.passing("compile_mask")
+    size = check_block_size(BLOCK_SIZE)
+    spans = spans.disjoint()
+    if spans.K > MAX_INTERVALS:
+        spans = check_intervals(spans)
+    B, H, Q_LEN, KV_LEN = spans.shape
+    buffers = {
+        # Not zeros: every element is written, and at a million tokens zeros would cost 20 ms.
+        name: torch.empty(shape, dtype=torch.int32, device=spans.device)
+        for name, shape in _table_shapes(B, H, Q_LEN, KV_LEN, size).items()
+    }
+    tables = BlockTables(Q_LEN=Q_LEN, KV_LEN=KV_LEN, BLOCK_SIZE=size, **buffers)
+    tables_into(tables, spans.starts, spans.ends)
+    return tables
+
+
+def check_intervals(spans: RowIntervals) -> RowIntervals:
+    """The canonical form of a mask, refused where a row has more than ``MAX_INTERVALS`` spans.
+
+    Raises:
+        UnsupportedMaskError: With the first such row, its count and the limit.
+    """
+    spans = spans.canonical()
+    if spans.K > MAX_INTERVALS:
+        counts = (spans.ends > spans.starts).sum(2)
+        b, h, q = (int(i) for i in (counts > MAX_INTERVALS).nonzero()[0])
+        raise too_many_intervals((b, h, q), int(counts[b, h, q]))
+    return spans
+
+
+def too_many_intervals(row: tuple[int, int, int], count: int) -> UnsupportedMaskError:
+    """The error for a row ``(b, h, q)`` that needs ``count`` spans."""
+    b, h, q = row
+    return UnsupportedMaskError(
+        f"a row may have at most {MAX_INTERVALS} spans of visible keys, but row (b={b}, h={h}, "
+        f"q={q}) has {count}; such scattered masks need create_block_mask",
+        row=row,
+        count=count,
+        limit=MAX_INTERVALS,
+    )
+
+
+def tables_into(
+    tables: BlockTables,
+    starts: Tensor,
+    ends: Tensor,
+    impl: Literal["auto", "triton"] = "auto",
+) -> None:
+    """Write the exact tables of a mask into static buffers, in place.
+
+    On a GPU this launches Triton kernels on the current stream: no host sync, no atomics, the
+    same bits every time, and it may be captured in a CUDA graph (after one call outside it, which
+    compiles the kernels). Nothing is checked that would need a look at the values.
+
+    Args:
+        tables: Where to write; ``BlockTables.empty`` makes it.
+        starts: First visible key of each span, int32 ``[B, H, K, Q_LEN]``, B and H as in tables.
+            The non-empty spans of a row must be disjoint; empty ones may stand anywhere.
+        ends: One past the last visible key, same shape.
+        impl: ``"auto"`` takes the kernels on a GPU and the host builder on the CPU;
+            ``"triton"`` the kernels on either, on the CPU under ``TRITON_INTERPRET=1``.
+
+    Raises:
+        MaskSpecError: A shape, dtype or device does not fit the tables.
+        BackendUnavailableError: The kernels are asked for and triton is not installed.
+    """
+    wanted = (tables.B, tables.H, tables.Q_LEN)
+    for name, spans in (("starts", starts), ("ends", ends)):
+        if spans.dtype != torch.int32 or spans.dim() != 4 or not spans.is_contiguous():
+            found = (tuple(spans.shape), spans.dtype)
+            raise MaskSpecError(name, found, "must be contiguous int32 [B, H, K, Q_LEN]")
+        if (spans.shape[0], spans.shape[1], spans.shape[3]) != wanted:
+            rule = f"must be [B, H, K, Q_LEN] with B, H, Q_LEN of the tables, {wanted}"
+            raise MaskSpecError(f"{name}.shape", tuple(spans.shape), rule)
+        if spans.device != tables.device:
+            raise MaskSpecError(name, spans.device, f"must be on {tables.device} as the tables")
+    if ends.shape != starts.shape:
+        rule = f"must equal the shape of starts, {tuple(starts.shape)}"
+        raise MaskSpecError("ends.shape", tuple(ends.shape), rule)
+    if impl == "triton" or tables.device.type == "cuda":
+        # Here, not at the top: the compiler is complete on the CPU without triton.
+        try:
+            from maskgen.kernels import launch
+        except ImportError as error:
+            install = "pip install 'triton>=3.6'"
+            raise BackendUnavailableError("triton", "tables_into on a GPU", install) from error
+        launch(tables, starts, ends)
+    else:
+        _fill(tables, classify.block_kinds(starts, ends, tables.KV_LEN, tables.BLOCK_SIZE))
+
+
+def _fill(tables: BlockTables, kinds: Tensor) -> None:
+    for side in ("kv", "q"):
+        for prefix, kind in (("", classify.PARTIAL), ("full_", classify.FULL)):
+            counts = getattr(tables, f"{prefix}{side}_num_blocks")
+            classify.fill_tables(kinds, kind, counts, getattr(tables, f"{prefix}{side}_indices"))
+        if side == "kv":
+            kinds = kinds.transpose(-1, -2).contiguous()
+
+
+def _table_shapes(
+    B: int, H: int, Q_LEN: int, KV_LEN: int, BLOCK_SIZE: tuple[int, int]
+) -> dict[str, tuple[int, ...]]:
+    for field, value in (("B", B), ("H", H), ("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN)):
+        if not 1 <= value <= INT32_MAX:
+            raise MaskSpecError(field, value, "must be at least 1 and below 2**31")
+    R, C = -(-Q_LEN // BLOCK_SIZE[0]), -(-KV_LEN // BLOCK_SIZE[1])
+    if B * H * R * C > INT32_MAX:
+        rule = "B * H * R * C must be below 2**31 (kernels index in 32 bits): use larger blocks"
+        raise MaskSpecError("blocks", B * H * R * C, rule)
+    by_side = {"kv": ((B, H, R), (B, H, R, C)), "q": ((B, H, C), (B, H, C, R))}
+    return {
+        name: by_side["q" if name.removeprefix("full_").startswith("q_") else "kv"][i % 2]
+        for i, name in enumerate(TABLE_FIELDS)
+    }

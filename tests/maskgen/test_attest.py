@@ -1,0 +1,74 @@
+"""Sidecars: certificates are kept beside a version, taken over, and made again when spoilt."""
+
+import json
+
+import pytest
+
+import cache
+from cache.errors import StoreWriteError
+from maskgen.attest import certificate_file, certify_version
+from maskgen.build import build
+from maskgen.spec import read_specs
+
+CAUSAL = {"name": "causal", "family": "causal", "Q_LEN": 100}
+WINDOW = {"name": "window", "family": "sliding_window", "window": 30, "Q_LEN": 64}
+DFLASH = {
+    "name": "dflash",
+    "family": "dflash",
+    "kind": "layouts",
+    "context": 64,
+    "anchors": 8,
+    "draft_block_size": 4,
+    "draws": 2,
+}
+
+
+def specs_of(*entries):
+    return read_specs({"masks": {"BLOCK_SIZE": 16, "entry": list(entries)}})
+
+
+def test_certificates_are_kept_beside_the_version_and_taken_over(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    first = build(specs_of(CAUSAL, DFLASH), store).version
+    seen = []
+    made = certify_version(store, first, progress=lambda *args: seen.append(args))
+    assert [c.name for c in made] == ["causal/q100-kv100", "dflash/ctx64"]
+    assert seen[-1] == ("dflash/ctx64", 2, 2)
+    content = json.loads(certificate_file(store, first).read_text())
+    assert (content["format"], content["version"]) == (1, first)
+    assert [record["name"] for record in content["entries"]] == [c.name for c in made]
+    assert certificate_file(store, first) == tmp_path / "attest" / first / "certificate.json"
+    assert certify_version(store, first) == []
+    second = build(specs_of({**CAUSAL, "name": "lower"}, WINDOW), store, make_current=False).version
+    assert [c.name for c in certify_version(store, second)] == ["window/q64-kv64"]
+    records = json.loads(certificate_file(store, second).read_text())["entries"]
+    assert [r["name"] for r in records] == ["lower/q100-kv100", "window/q64-kv64"]
+    assert store.verify(first) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b'{"format": 99, "entries": []}',
+        b'{"format": 1, "entries": 3}',
+        b'{"format": 1, "entries": [3, {}, {"sha256": "x", "findings": ["wrong"]}]}',
+    ],
+)
+def test_a_spoilt_sidecar_is_made_again(tmp_path, content):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    version = build(specs_of(CAUSAL), store).version
+    file = certificate_file(store, version)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    assert len(certify_version(store, version)) == 1
+    assert json.loads(file.read_text())["entries"][0]["name"] == "causal/q100-kv100"
+
+
+def test_certificates_that_cannot_be_written_are_a_typed_error(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    version = build(specs_of(CAUSAL), store).version
+    (tmp_path / "attest").write_text("a file where the folder should be")
+    with pytest.raises(StoreWriteError, match=r"cannot write .*attest"):
+        certify_version(store, version)

@@ -1,0 +1,98 @@
+"""Buckets: which one a length takes, and the plan with the least padding."""
+
+import itertools
+import random
+
+import pytest
+
+from maskgen.buckets import MAX_CANDIDATES, Bucket, BucketOverflowError, BucketPlan, plan_buckets
+from maskgen.errors import MaskgenError, MaskSpecError
+
+
+def test_bucket_counts_ragged_blocks_and_its_context():
+    bucket = Bucket(129, 400, (128, 64), 2)
+    assert bucket.num_blocks == (2, 7)
+    assert bucket.context == 271
+
+
+def test_a_length_takes_the_smallest_bucket_that_holds_it():
+    plan = BucketPlan((512, 128, 128, 256))
+    assert plan.contexts == (128, 256, 512)
+    assert [plan.bucket_for(n) for n in (1, 128, 129, 256, 257, 512)] == [
+        128, 128, 256, 256, 512, 512,
+    ]  # fmt: skip
+
+
+def test_a_length_beyond_the_largest_bucket_is_refused_with_both_numbers():
+    with pytest.raises(BucketOverflowError, match="513 tokens, the largest bucket holds 512") as e:
+        BucketPlan((128, 512)).bucket_for(513)
+    assert (e.value.length, e.value.largest) == (513, 512)
+    assert isinstance(e.value, MaskgenError)
+    assert isinstance(e.value, ValueError)
+    assert e.value.exit_code == 1
+
+
+@pytest.mark.parametrize("contexts", [(), (0, 128), (-5,)])
+def test_a_plan_needs_positive_lengths(contexts):
+    with pytest.raises(MaskSpecError, match="at least 1"):
+        BucketPlan(contexts)
+
+
+def test_waste_is_counted_per_bucket():
+    small, large = BucketPlan((100, 200)).waste([50, 100, 150])
+    assert (small.samples, small.tokens, small.padded_tokens, small.share) == (2, 150, 200, 0.25)
+    assert (large.samples, large.tokens, large.padded_tokens, large.share) == (1, 150, 200, 0.25)
+    unused = BucketPlan((100, 200)).waste([150])[0]
+    assert (unused.samples, unused.share) == (0, 0.0)
+
+
+def test_waste_of_a_length_beyond_the_plan_is_refused():
+    with pytest.raises(BucketOverflowError, match="201 tokens"):
+        BucketPlan((100, 200)).waste([201, 3])
+
+
+def test_two_clusters_get_a_bucket_each():
+    lengths = [100] * 50 + [120] * 50 + [1000] * 3
+    assert plan_buckets(lengths, 2, 128).contexts == (128, 1024)
+    assert plan_buckets(lengths, 1, 128).contexts == (1024,)
+
+
+def test_no_more_buckets_than_distinct_lengths():
+    assert plan_buckets([5, 5, 9], 10, 1).contexts == (5, 9)
+    assert plan_buckets([5, 9], 10, 16).contexts == (16,)
+
+
+def padded(lengths, contexts):
+    return sum(min(c for c in contexts if c >= n) for n in lengths)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_plan_is_as_good_as_trying_every_choice(seed):
+    draw = random.Random(seed)
+    lengths = [draw.randint(1, 90) for _ in range(draw.randint(1, 30))]
+    multiple, max_buckets = draw.choice([1, 8, 10]), draw.randint(1, 4)
+    candidates = sorted({-(-n // multiple) * multiple for n in lengths})
+    best = min(
+        padded(lengths, (*chosen, candidates[-1]))
+        for count in range(max_buckets)
+        for chosen in itertools.combinations(candidates[:-1], count)
+    )
+    plan = plan_buckets(lengths, max_buckets, multiple)
+    assert padded(lengths, plan.contexts) == best
+    assert len(plan.contexts) <= max_buckets
+    assert sum(bucket.padded_tokens for bucket in plan.waste(lengths)) == best
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (([], 2, 1), "at least one length"),
+        (([3, 0], 2, 1), "at least 1 token"),
+        (([3], 0, 1), "max_buckets = 0"),
+        (([3], 1, 0), "multiple = 0"),
+        ((range(1, MAX_CANDIDATES + 2), 2, 1), "distinct rounded lengths"),
+    ],
+)
+def test_bad_input_of_the_planner_is_named(arguments, rule):
+    with pytest.raises(MaskSpecError, match=rule):
+        plan_buckets(*arguments)

@@ -1,0 +1,301 @@
+"""Builds: exact entries, the same version anywhere, and only what is missing is made."""
+
+import dataclasses
+import importlib
+import sys
+import textwrap
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+import cache
+from cache.errors import DamagedEntryError
+from maskgen.build import build, build_entry
+from maskgen.entry import load_entry
+from maskgen.errors import LayoutInvariantError, MaskSpecError, UnsupportedMaskError
+from maskgen.families.registry import families
+from maskgen.spec import read_specs
+
+CAUSAL = {"name": "causal", "family": "causal", "Q_LEN": [100, 160], "KV_LEN": [130, 160]}
+LAYOUTS = {
+    "name": "dflash",
+    "family": "dflash",
+    "kind": "layouts",
+    "context": [40, 64],
+    "anchors": 6,
+    "draft_block_size": 4,
+    "draws": 3,
+}
+DATA = {**LAYOUTS, "name": "dflash-data", "kind": "parametric"}
+del DATA["draws"]
+
+FIRST_ANCHORS = [11, 23, 24, 28, 29, 37]
+"""Layout 0 of LAYOUTS at context 40, as every machine draws it."""
+
+
+def specs_of(*entries):
+    return read_specs({"masks": {"BLOCK_SIZE": 16, "entry": list(entries)}})
+
+
+def fresh(tmp_path, name="masks"):
+    return cache.open_store(tmp_path / f"{name}.zarr", writable=True)
+
+
+def test_a_static_entry_equals_create_block_mask(tmp_path):
+    store = fresh(tmp_path)
+    build(specs_of(CAUSAL), store)
+    for Q_LEN, KV_LEN in ((100, 130), (160, 160)):
+        entry = load_entry(store, f"causal/q{Q_LEN}-kv{KV_LEN}")
+        wanted = create_block_mask(
+            lambda b, h, q, kv: q >= kv, None, None, Q_LEN, KV_LEN, "cpu", BLOCK_SIZE=16
+        )
+        for side in ("kv", "full_kv", "q", "full_q"):
+            counts = getattr(entry.tables, f"{side}_num_blocks")
+            indices = getattr(entry.tables, f"{side}_indices")
+            torch.testing.assert_close(
+                counts, getattr(wanted, f"{side}_num_blocks"), rtol=0, atol=0
+            )
+            live = torch.arange(indices.shape[-1]) < counts[..., None]
+            wanted_indices = getattr(wanted, f"{side}_indices")
+            assert indices.shape == wanted_indices.shape
+            assert torch.equal(indices[live], wanted_indices[live])
+
+
+def dense_layout(anchors, n_valid, context, draft):
+    """The DFlash formula, cell by cell in plain Python."""
+    Q_LEN = len(anchors) * draft
+    return [
+        [
+            (kv < anchors[q // draft] and q // draft < n_valid and kv < context)
+            or (kv >= context and (kv - context) // draft == q // draft)
+            for kv in range(context + Q_LEN)
+        ]
+        for q in range(Q_LEN)
+    ]
+
+
+def test_every_layout_is_the_mask_of_its_anchors(tmp_path):
+    store = fresh(tmp_path)
+    build(specs_of(LAYOUTS), store)
+    entry = load_entry(store, "dflash/ctx40")
+    anchors, n_valid = entry.params["anchors"], entry.params["n_valid"]
+    assert anchors.shape == (12, 6)
+    assert entry.num_layouts == entry.spans.B == entry.tables.B == 12
+    wanted = torch.tensor(
+        [dense_layout(a, n, 40, 4) for a, n in zip(anchors.tolist(), n_valid.tolist(), strict=True)]
+    )
+    assert torch.equal(entry.spans.dense()[:, 0], wanted)
+    assert entry.attrs["cells"] == int(wanted.sum())
+    assert entry.attrs["empty_rows"] == 0
+    # Blocks by counting the cells of each 16 x 16 tile; 24 x 64 is padded to 32 x 64.
+    padded = torch.nn.functional.pad(wanted, (0, 0, 0, 8))
+    tiles = padded.view(12, 2, 16, 4, 16).sum(dim=(2, 4))
+    kinds = (tiles > 0).int() + (tiles == 256).int()
+    assert torch.equal(entry.tables.block_kinds()[:, 0].int(), kinds)
+
+
+def test_anchors_ascend_inside_each_groups_range(tmp_path):
+    store = fresh(tmp_path)
+    build(specs_of(LAYOUTS), store)
+    for context, starts in ((40, [0, 5, 10, 20]), (64, [0, 8, 16, 32])):
+        entry = load_entry(store, f"dflash/ctx{context}")
+        assert entry.spec.params["answer_starts"] == starts
+        for layout, row in enumerate(entry.params["anchors"].tolist()):
+            assert row == sorted(set(row))
+            assert row[0] >= starts[layout // 3]
+            assert row[-1] < context - 1
+
+
+def test_a_context_shorter_than_its_anchors_pads_them(tmp_path):
+    store = fresh(tmp_path)
+    build(specs_of({**LAYOUTS, "context": 4, "answer_starts": [0, 2]}), store)
+    entry = load_entry(store, "dflash/ctx4")
+    assert entry.params["n_valid"].tolist() == [3, 3, 3, 1, 1, 1]
+    assert entry.params["anchors"][0].tolist() == [0, 1, 2, 0, 0, 0]
+    # All three layouts of a group are equal here; each keeps its own rows all the same.
+    assert entry.spans.B == 6
+    assert entry.bucket.K == 2
+
+
+def test_layouts_are_drawn_alike_everywhere():
+    (spec,) = specs_of({**LAYOUTS, "context": 40})
+    again = build_entry(dataclasses.replace(spec, name="renamed"))
+    assert build_entry(spec).spans["anchors"].tolist() == again.spans["anchors"].tolist()
+    assert build_entry(spec).spans["anchors"][0].tolist() == FIRST_ANCHORS
+    other = build_entry(dataclasses.replace(spec, params={**spec.params, "draws": 4}))
+    assert other.spans["anchors"][0].tolist() != FIRST_ANCHORS
+
+
+def test_a_parametric_entry_has_bounds_and_no_arrays(tmp_path):
+    store = fresh(tmp_path)
+    report = build(specs_of(DATA), store)
+    info = store.version().entries["dflash-data/ctx64"]
+    assert not info.arrays
+    assert info.attrs["K"] == 2
+    may, must = info.attrs["may"], info.attrs["must"]
+    assert must["full"] + must["partial"] <= may["full"] + may["partial"]
+    row = report.rows[1]
+    assert (row.full, row.partial, row.empty, row.sparsity, row.bytes) == (None,) * 4 + (0,)
+
+
+def test_the_report_counts_blocks_bytes_and_sparsity(tmp_path):
+    store = fresh(tmp_path)
+    seen = []
+    report = build(specs_of(CAUSAL), store, progress=lambda *args: seen.append(args))
+    row = report.rows[1]
+    assert (row.name, row.kind, row.Q_LEN, row.KV_LEN) == ("causal/q160-kv160", "static", 160, 160)
+    assert (row.full, row.partial, row.empty, row.BLOCK_SIZE) == (45, 10, 45, (16, 16))
+    assert row.sparsity == 45.0
+    assert row.bytes == store.version().entries[row.name].nbytes
+    assert seen == [("causal/q100-kv130", 1, 2), ("causal/q160-kv160", 2, 2)]
+
+
+def test_sparsity_of_ragged_lengths_stays_a_percentage(tmp_path):
+    (row,) = build(
+        specs_of({"name": "c", "family": "causal", "Q_LEN": 129, "BLOCK_SIZE": 128}),
+        fresh(tmp_path),
+    ).rows
+    assert (row.full, row.partial, row.empty, row.sparsity) == (0, 3, 1, 25.0)
+
+
+def test_two_caches_of_one_config_are_one_version(tmp_path):
+    specs = specs_of(CAUSAL, LAYOUTS, DATA)
+    first = build(specs, fresh(tmp_path, "a")).version
+    assert build(specs[::-1], fresh(tmp_path, "b")).version == first
+
+
+def test_equal_specs_are_copied_and_the_rest_is_built(tmp_path):
+    store = fresh(tmp_path)
+    first = build(specs_of(CAUSAL, LAYOUTS), store)
+    assert not any(row.reused for row in first.rows)
+    again = build(specs_of(CAUSAL, LAYOUTS), store)
+    assert again.version == first.version
+    assert all(row.reused for row in again.rows)
+    changed = build(specs_of(CAUSAL, {**LAYOUTS, "draws": 2}), store)
+    assert [row.reused for row in changed.rows] == [True, True, False, False]
+    assert changed.version != first.version == store.versions()[-1].id
+    renamed = build(specs_of({**CAUSAL, "name": "lower"}), store)
+    assert [row.reused for row in renamed.rows] == [True, True]
+    assert list(store.version().entries) == ["lower/q100-kv130", "lower/q160-kv160"]
+
+
+def test_a_copy_is_the_same_as_a_build(tmp_path):
+    store = fresh(tmp_path)
+    build(specs_of(CAUSAL), store)
+    copied = build(specs_of(CAUSAL, LAYOUTS), store).version
+    assert build(specs_of(CAUSAL, LAYOUTS), fresh(tmp_path, "b")).version == copied
+
+
+def test_a_version_may_be_published_without_becoming_current(tmp_path):
+    store = fresh(tmp_path)
+    first = build(specs_of(CAUSAL), store).version
+    second = build(specs_of(LAYOUTS), store, make_current=False).version
+    assert store.current == first
+    assert second in {info.id for info in store.versions()}
+
+
+def test_a_raised_revision_is_built_again(tmp_path, monkeypatch):
+    store = fresh(tmp_path)
+    before = build(specs_of(CAUSAL, LAYOUTS), store).version
+    raised = dataclasses.replace(families["causal"], revision=2)
+    newer = MappingProxyType({**families, "causal": raised})
+    monkeypatch.setattr(importlib.import_module("maskgen.families"), "families", newer)
+    monkeypatch.setattr("maskgen.build.families", newer)
+    report = build(specs_of(CAUSAL, LAYOUTS), store)
+    assert [row.reused for row in report.rows] == [False, False, True, True]
+    assert report.version != before
+
+
+def test_a_spec_of_another_revision_is_not_built():
+    spec = dataclasses.replace(specs_of(CAUSAL)[0], revision=7)
+    with pytest.raises(MaskSpecError, match="revision of 'causal/q100-kv130' = 7") as caught:
+        build_entry(spec)
+    assert caught.value.value == 7
+
+
+def test_a_damaged_entry_is_neither_copied_nor_rebuilt(tmp_path):
+    build(specs_of(CAUSAL), fresh(tmp_path))
+    (chunk,) = [
+        path
+        for path in (tmp_path / "masks.zarr").rglob("*")
+        if path.is_file() and path.name != "zarr.json" and "spans" in path.parts
+    ]
+    damaged = bytearray(chunk.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    chunk.write_bytes(damaged)
+    with pytest.raises(DamagedEntryError, match="is damaged"):
+        build(specs_of(CAUSAL), fresh(tmp_path))
+
+
+def test_a_layout_with_more_spans_than_the_family_says_is_our_fault(monkeypatch):
+    (spec,) = specs_of({**LAYOUTS, "context": 40})
+    narrow = dataclasses.replace(families["dflash"], max_k_fn=lambda *_, **__: 1)
+    monkeypatch.setattr("maskgen.build.families", {"dflash": narrow})
+    with pytest.raises(LayoutInvariantError, match="K is at most 1"):
+        build_entry(spec)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of masks that can be written anew between builds."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(body):
+        sys.modules.pop("masks_under_test", None)
+        (tmp_path / "masks_under_test.py").write_text(textwrap.dedent(body))
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield write
+    sys.modules.pop("masks_under_test", None)
+
+
+FUNCTION = {"name": "mine", "mask_mod": "masks_under_test:mask", "Q_LEN": 48}
+
+
+def test_a_function_is_evaluated_again_each_time(tmp_path, module):
+    store = fresh(tmp_path)
+    module("def mask(b, h, q, kv):\n    return (q >= kv) & (q - kv < 20)\n")
+    first = build(specs_of(FUNCTION), store)
+    dense = load_entry(store, "mine/q48-kv48").spans.dense()[0, 0]
+    wanted = [[0 <= q - kv < 20 for kv in range(48)] for q in range(48)]
+    assert dense.tolist() == wanted
+    same = build(specs_of(FUNCTION), store)
+    assert (same.version, same.rows[0].reused) == (first.version, False)
+    module("def mask(b, h, q, kv):\n    return (q >= kv) & (q - kv < 21)\n")
+    changed = build(specs_of(FUNCTION), store)
+    assert (changed.version == first.version, changed.rows[0].reused) == (False, False)
+
+
+def test_a_function_may_depend_on_the_head(tmp_path, module):
+    store = fresh(tmp_path)
+    module("def mask(b, h, q, kv):\n    return q - kv >= 5 * h\n")
+    build(specs_of({**FUNCTION, "H": 2}), store)
+    entry = load_entry(store, "mine/q48-kv48")
+    assert (entry.spans.B, entry.spans.H, entry.tables.H) == (1, 2, 2)
+    assert entry.attrs["empty_rows"] == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:mask", "must be importable"),
+        ("masks_under_test:other", "must be importable"),
+        ("masks_under_test:number", "must be a function"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(module, name, message):
+    module("number = 3\n")
+    (spec,) = specs_of({**FUNCTION, "mask_mod": name})
+    with pytest.raises(MaskSpecError, match=message) as caught:
+        build_entry(spec)
+    assert caught.value.value == name
+
+
+def test_a_function_with_too_many_spans_is_refused_with_its_row(module):
+    module("def mask(b, h, q, kv):\n    return (kv % 2 == 0) & (q >= 0)\n")
+    (spec,) = specs_of({**FUNCTION, "Q_LEN": 80})
+    with pytest.raises(UnsupportedMaskError, match="at most 32 spans") as caught:
+        build_entry(spec)
+    assert caught.value.count == 40

@@ -1,0 +1,427 @@
+"""The command line: every verb, its exit code, and messages instead of tracebacks."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+import cache
+from maskgen.cli import main
+from maskgen.listing import human_bytes, text_table
+
+CONFIG = """
+[run]
+seed = 1
+
+[masks]
+cache = "{cache}"
+BLOCK_SIZE = 16
+
+[[masks.entry]]
+name = "causal"
+family = "causal"
+Q_LEN = 64
+
+[[masks.entry]]
+name = "dflash"
+family = "dflash"
+kind = "layouts"
+context = [32, 64]
+anchors = 8
+draft_block_size = 4
+draws = 2
+"""
+NAMES = ["causal/q64-kv64", "dflash/ctx32", "dflash/ctx64"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(CONFIG.format(cache=tmp_path / "masks.zarr"))
+    return str(file)
+
+
+@pytest.fixture
+def built(config):
+    assert run("build", config).exit_code == 0
+    return config
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def as_json(*arguments):
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def damage(tmp_path):
+    (chunk,) = [
+        path
+        for path in (tmp_path / "masks.zarr").rglob("*")
+        if path.is_file() and path.name != "zarr.json" and "spans" in path.parts
+    ]
+    data = bytearray(chunk.read_bytes())
+    data[len(data) // 2] ^= 1
+    chunk.write_bytes(data)
+
+
+def test_help_is_quick_and_loads_neither_torch_nor_zarr():
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['maskgen', '--help']\n"
+        "try:\n    runpy.run_module('maskgen', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
+        "print(sorted({'torch', 'zarr', 'numpy', 'matplotlib'} & set(sys.modules)))\n"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "3 verification found a difference" in " ".join(done.stdout.split())
+    assert time.monotonic() - start < 5
+
+
+def test_every_verb_has_help():
+    for verb in main.commands:
+        result = run(verb, "--help")
+        assert result.exit_code == 0
+        assert "Usage:" in result.output
+    wanted = "build diff gc list pack plan pull push report show unpack use verify versions"
+    assert sorted(main.commands) == wanted.split()
+
+
+def test_build_prints_a_row_a_mask_and_says_what_it_copied(config, tmp_path):
+    result = run("build", config)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == [
+        *("name", "kind", "Q_LEN", "KV_LEN", "BLOCK_SIZE", "full", "partial", "empty"),
+        *("sparsity", "bytes", "build", "ms"),
+    ]
+    assert lines[1].split()[:9] == [
+        *("causal/q64-kv64", "static", "64", "64", "16x16", "6", "4", "6", "37.5%"),
+    ]
+    assert "certificate: 3 new entries" in result.stdout
+    assert "not part of build ms" in result.stdout
+    assert f"is current in {tmp_path / 'masks.zarr'}" in lines[-1]
+    assert result.stderr.splitlines() == ["build: 3/3 dflash/ctx64", "certify: 3/3 dflash/ctx64"]
+    again = run("build", config)
+    assert again.stdout.count("copied") == 3
+    assert "certificate" not in again.stdout
+    assert again.stdout.splitlines()[-1] == lines[-1]
+
+
+def test_build_as_json(config):
+    report = as_json("build", config)
+    assert [entry["name"] for entry in report["entries"]] == NAMES
+    assert [c["findings"] for c in report["certificates"]] == [[]] * 3
+    assert report["entries"][0]["BLOCK_SIZE"] == [16, 16]
+    assert len(report["version"]) == 64
+
+
+def test_build_into_another_cache_without_certificates(config, tmp_path):
+    other = tmp_path / "other.zarr"
+    result = run("build", config, "--cache", other, "--no-certify")
+    assert result.exit_code == 0
+    assert "certificate" not in result.stdout
+    assert other.is_dir()
+    assert not (tmp_path / "masks.zarr").exists()
+    assert not (tmp_path / "attest").exists()
+
+
+def test_a_version_that_fails_its_checks_does_not_become_current(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("maskgen.certificate.span_findings", lambda spans: ["spans: made up"])
+    result = run("build", config)
+    assert result.exit_code == 3
+    assert "causal/q64-kv64: WRONG, spans: made up" in result.stdout
+    assert "is not made current" in result.stdout
+    assert cache.open_store(tmp_path / "masks.zarr", writable=True).current is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('family = "causal"', 'family = "casual"', "did you mean 'causal'"),
+        ("Q_LEN = 64", "Q_LEN = 64\nofset = 1", "did you mean 'offset'"),
+        ("[masks]", "[masks", "must be TOML"),
+    ],
+)
+def test_a_wrong_config_exits_2_with_the_rule(config, tmp_path, old, new, message):
+    file = tmp_path / "run.toml"
+    file.write_text(file.read_text().replace(old, new, 1))
+    result = run("build", config)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert message in result.stderr
+    assert not (tmp_path / "masks.zarr").exists()
+
+
+def test_a_config_that_is_not_there_exits_2(tmp_path):
+    result = run("build", tmp_path / "none.toml")
+    assert (result.exit_code, "cannot be read" in result.stderr) == (2, True)
+
+
+def test_an_unknown_option_exits_2():
+    assert run("list", "--colour").exit_code == 2
+
+
+def test_a_cache_that_is_not_there_exits_1(tmp_path):
+    result = run("list", "--cache", tmp_path / "none.zarr")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: there is no cache at")
+
+
+def test_an_error_of_ours_is_not_caught_when_it_is_a_fault(config, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("cache.open_store", fail)
+    assert isinstance(run("list", "--config", config).exception, RuntimeError)
+
+
+def test_list(built, tmp_path):
+    result = run("list", "--config", built)
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["name", *NAMES, "version"]
+    listing = as_json("list", "--cache", tmp_path / "masks.zarr")
+    assert [entry["name"] for entry in listing["entries"]] == NAMES
+    assert as_json("list", "--config", built, "--version", listing["version"][:8]) == listing
+
+
+def test_the_default_cache_is_under_build(built, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "build/masks.zarr" in run("list").stderr
+    (tmp_path / "build").mkdir()
+    (tmp_path / "masks.zarr").rename(tmp_path / "build" / "masks.zarr")
+    assert run("list").exit_code == 0
+
+
+def test_show_draws_the_blocks(built, tmp_path):
+    result = run("show", "causal/q64-kv64", "--config", built)
+    assert result.exit_code == 0, result.output
+    assert "static causal, revision 1" in result.stdout
+    assert "full 6" in result.stdout
+    assert result.stdout.splitlines()[-5:-1] == ["+...", "#+..", "##+.", "###+"]
+    picture = tmp_path / "mask.png"
+    result = run("show", "dflash/ctx64", "--config", built, "--layout", 3, "--png", picture)
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    known = as_json("show", "dflash/ctx64", "--config", built)
+    assert known["spec"]["params"]["draws"] == 2
+    assert known["attrs"]["N"] == 8
+
+
+def test_show_without_text(built):
+    result = run("show", "causal/q64-kv64", "--config", built, "--no-text")
+    assert "#" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["causal/q64-kv65"], 1, "has no entry"),
+        (["dflash/ctx64", "--layout", "8"], 2, "layout = 8: must be 0 to 7"),
+        (["causal/q64-kv64", "--version", "ffff"], 1, "version"),
+    ],
+)
+def test_show_of_what_is_not_there(built, arguments, exit_code, message):
+    result = run("show", *arguments, "--config", built)
+    assert result.exit_code == exit_code
+    assert message in result.stderr
+
+
+def test_report(built, tmp_path):
+    page = tmp_path / "masks.html"
+    result = run("report", page, "--config", built, "--heads", 4, "--head-dim", 64)
+    assert result.exit_code == 0, result.output
+    assert "<td>dflash/ctx64</td>" in page.read_text()
+
+
+def test_verify_of_a_sound_cache(built):
+    result = run("verify", "--config", built)
+    assert result.exit_code == 0
+    assert result.stdout.endswith("3 entries, digests: no difference\n")
+    result = run("verify", "--deep", "--config", built)
+    assert result.exit_code == 0, result.output
+    assert "digests, formulas and rebuilt entries: no difference" in result.stdout
+    assert as_json("verify", "--deep", "--config", built)["findings"] == []
+
+
+def test_verify_of_a_damaged_cache_exits_3_and_names_the_file(built, tmp_path):
+    damage(tmp_path)
+    result = run("verify", "--config", built)
+    assert result.exit_code == 3
+    assert str(tmp_path / "masks.zarr") in result.stdout
+    assert run("show", NAMES[0], "--config", built).exit_code == 3
+    assert run("build", built).exit_code == 3
+    found = json.loads(run("verify", "--deep", "--config", built, "--json").stdout)["findings"]
+    assert {finding["entry"] for finding in found if "problem" in finding} == set(NAMES)
+
+
+def test_deep_verification_finds_what_digests_cannot(built, tmp_path):
+    # Sound digests, but the array is not what the spec says: another causal offset.
+    store = cache.open_store(tmp_path / "masks.zarr", writable=True)
+    entries = [store.load(name).to_data() for name in NAMES]
+    wrong = entries[0].spans["ends"].copy()
+    wrong[..., 5] += 1
+    entries[0].spans["ends"] = wrong
+    store.publish(entries)
+    assert run("verify", "--config", built).exit_code == 0
+    result = run("verify", "--deep", "--config", built)
+    assert result.exit_code == 3
+    assert "entry 'causal/q64-kv64': array ends is another one" in result.stdout
+    assert "1 of the cells compared differ from the formula" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"revision": 9}, "built with revision 9 of causal, installed is revision 1"),
+        ({"family": "later"}, "family 'later' is not installed"),
+        ({"family": "os:abort"}, "only imported with --run-functions"),
+        ({"params": {"offset": "far"}}, "offset = 'far'"),
+    ],
+)
+def test_deep_verification_says_what_it_cannot_compare(built, tmp_path, change, message):
+    store = cache.open_store(tmp_path / "masks.zarr", writable=True)
+    data = store.load(NAMES[0]).to_data()
+    data.spec.update(change)
+    store.publish([data])
+    result = run("verify", "--deep", "--config", built)
+    assert result.exit_code == 3
+    assert message in result.stdout
+
+
+def test_deep_verification_runs_functions_when_it_may(tmp_path, monkeypatch):
+    (tmp_path / "cli_masks.py").write_text("def lower(b, h, q, kv):\n    return q >= kv\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'[masks]\ncache = "{tmp_path}/masks.zarr"\n'
+        '[[masks.entry]]\nname = "mine"\nmask_mod = "cli_masks:lower"\nQ_LEN = 40\n'
+    )
+    assert run("build", config).exit_code == 0
+    assert run("verify", "--deep", "--config", config).exit_code == 3
+    assert run("verify", "--deep", "--run-functions", "--config", config).exit_code == 0
+    sys.modules.pop("cli_masks")
+
+
+def test_versions_use_diff_and_gc(built, tmp_path):
+    first = as_json("versions", "--config", built)[0]["id"]
+    file = tmp_path / "run.toml"
+    file.write_text(
+        file.read_text().replace("Q_LEN = 64", "Q_LEN = [64, 80]").replace("= 2", "= 3")
+    )
+    second = as_json("build", built)["version"]
+    listed = as_json("versions", "--config", built)
+    assert {info["id"]: info["is_current"] for info in listed} == {first: False, second: True}
+    changes = as_json("diff", first[:8], second[:8], "--config", built)
+    assert changes == {
+        "added": ["causal/q80-kv80"],
+        "removed": [],
+        "changed": ["dflash/ctx32", "dflash/ctx64"],
+    }
+    shown = run("diff", first, second, "--config", built).stdout.splitlines()
+    assert shown == ["added causal/q80-kv80", "changed dflash/ctx32", "changed dflash/ctx64"]
+    assert run("diff", first, first, "--config", built).stdout == "no difference\n"
+    result = run("use", first[:8], "--config", built)
+    assert (result.exit_code, first[:16] in result.stdout) == (0, True)
+    lines = run("versions", "--config", built).stdout.splitlines()
+    assert [line.endswith("current") for line in lines if line.startswith(first[:16])] == [True]
+    result = run("gc", "--keep", 1, "--config", built)
+    assert (result.exit_code, "0 versions removed" in result.stdout) == (0, True)
+    assert as_json("gc", "--config", built)["removed"] == []
+
+
+def test_shipping_between_caches(built, tmp_path):
+    first = as_json("versions", "--config", built)[0]["id"]
+    packed = tmp_path / "masks.zip"
+    assert "packed version" in run("pack", packed, "--config", built).stdout
+    assert as_json("list", "--cache", packed)["version"] == first
+    for verb, source, target in (
+        ("unpack", packed, tmp_path / "a.zarr"),
+        ("pull", f"file://{tmp_path}/masks.zarr", tmp_path / "b.zarr"),
+    ):
+        result = run(verb, source, "--cache", target)
+        assert result.exit_code == 0, result.output
+        assert as_json("list", "--cache", target)["version"] == first
+    result = run("push", f"file://{tmp_path}/c.zarr", "--config", built, "--version", first[:8])
+    assert result.exit_code == 0, result.output
+    assert run("verify", "--deep", "--cache", tmp_path / "c.zarr").exit_code == 0
+
+
+def test_a_packed_cache_is_not_written(built, tmp_path):
+    packed = tmp_path / "masks.zip"
+    run("pack", packed, "--config", built)
+    result = run("build", built, "--cache", packed)
+    assert result.exit_code == 1
+    assert "cannot be written" in result.stderr
+
+
+def test_plan_of_a_text_file(tmp_path):
+    data = tmp_path / "lengths.txt"
+    data.write_text("100 50\n\n120,50\n1000\n1000\n1000\n")
+    result = run("plan", data, "--max-buckets", 2)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        "context  samples  tokens  with padding  padding",
+        "128          100   11000         12800    14.1%",
+        "1024           3    3000          3072     2.3%",
+        "all          103   14000         15872    11.8%",
+        "context = [128, 1024]",
+    ]
+    chosen = as_json("plan", data, "--max-buckets", 1, "--multiple", 100)
+    assert chosen["context"] == [1000]
+    assert chosen["padding"] == pytest.approx(1 - 14000 / 103000)
+
+
+def test_plan_of_prepared_data(tmp_path):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    offsets = np.array([0, 100, 300, 310], dtype=np.int64)
+    save_file({"offsets": offsets}, tmp_path / "train.safetensors")
+    chosen = as_json("plan", tmp_path, "--max-buckets", 2, "--multiple", 10)
+    assert chosen["context"] == [100, 200]
+    assert [bucket["samples"] for bucket in chosen["buckets"]] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("12\nlong\n", "DATA line 2 = 'long'"),
+        ("12 3 4\n", "a length, or a length and a count"),
+        ("\n", "at least one length"),
+        ("0\n", "at least 1 token"),
+        ("5 99999999999\n", "more than 10000000 samples"),
+        (b"\xff\xfe", "must be UTF-8"),
+        (None, "cannot be read"),
+    ],
+)
+def test_plan_of_a_bad_file_exits_2(tmp_path, content, message):
+    data = tmp_path / "lengths.txt"
+    if content is not None:
+        data.write_bytes(content if isinstance(content, bytes) else content.encode())
+    result = run("plan", data)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_plan_of_a_folder_that_is_not_prepared(tmp_path):
+    result = run("plan", tmp_path)
+    assert (result.exit_code, "file of runtime.prepare" in result.stderr) == (2, True)
+
+
+def test_sizes_and_columns_for_people():
+    assert [human_bytes(n) for n in (0, 1023, 1024, 8_400_000, 5 << 40)] == [
+        *("0 B", "1023 B", "1.0 KiB", "8.0 MiB", "5.0 TiB"),
+    ]
+    assert text_table(["name", "n"], [["a", "10"], ["long", "-"]]) == (
+        "name   n\na     10\nlong   -"
+    )
+    assert text_table(["name"], []) == "name"

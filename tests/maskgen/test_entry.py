@@ -1,0 +1,153 @@
+"""Entries: what is loaded is what was built, or a clear refusal."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import cache
+from cache.errors import EntryNotFoundError
+from maskgen.buckets import Bucket
+from maskgen.build import build, build_entry
+from maskgen.entry import load_entry
+from maskgen.errors import LayoutInvariantError, MaskSpecError, UnsupportedMaskError
+from maskgen.intervals import RowIntervals
+from maskgen.spec import read_specs
+from maskgen.tables import compile_mask
+
+DFLASH = {
+    "name": "dflash",
+    "family": "dflash",
+    "kind": "layouts",
+    "context": 64,
+    "anchors": 8,
+    "draft_block_size": 4,
+    "draws": 2,
+}
+ENTRIES = [
+    DFLASH,
+    {key: value for key, value in DFLASH.items() if key != "draws"}
+    | {"name": "data", "kind": "parametric"},
+    {"name": "window", "family": "sliding_window", "window": 9, "Q_LEN": 70, "KV_LEN": 90},
+]
+SPECS = read_specs({"masks": {"BLOCK_SIZE": [16, 32], "entry": ENTRIES}})
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    opened = cache.open_store(tmp_path_factory.mktemp("entry") / "masks.zarr", writable=True)
+    build(SPECS, opened)
+    return opened
+
+
+def test_a_static_entry(store):
+    entry = load_entry(store, "window/q70-kv90")
+    assert (entry.name, entry.kind, entry.num_layouts) == ("window/q70-kv90", "static", 1)
+    assert entry.spec == SPECS[2]
+    assert entry.version == store.current
+    assert entry.bucket == Bucket(70, 90, (16, 32), 1)
+    assert dict(entry.params) == {}
+    wanted = [[0 <= q - kv < 9 for kv in range(90)] for q in range(70)]
+    assert entry.spans.dense()[0, 0].tolist() == wanted
+    assert entry.spans.is_canonical
+
+
+def test_tables_are_those_of_the_spans(store):
+    for name in ("window/q70-kv90", "dflash/ctx64"):
+        entry = load_entry(store, name)
+        wanted = compile_mask(entry.spans, (16, 32)).as_dict()
+        for field, table in entry.tables.as_dict().items():
+            assert torch.equal(table, wanted[field]), field
+
+
+def test_a_layouts_entry(store):
+    entry = load_entry(store, "dflash/ctx64")
+    assert entry.kind == "layouts"
+    assert entry.num_layouts == entry.spans.B == entry.tables.B == 8
+    assert entry.bucket == Bucket(32, 96, (16, 32), 2)
+    assert entry.bucket.context == 64
+    assert entry.params["anchors"].shape == (8, 8)
+    assert entry.params["n_valid"].tolist() == [8] * 8
+    assert entry.params["anchors"].dtype == torch.int32
+
+
+def test_a_parametric_entry_has_a_bucket_and_no_arrays(store):
+    entry = load_entry(store, "data/ctx64")
+    assert (entry.kind, entry.num_layouts) == ("parametric", 1)
+    assert entry.bucket == Bucket(32, 96, (16, 32), 2)
+    for field in ("spans", "tables"):
+        with pytest.raises(UnsupportedMaskError, match=f"{field} of 'data/ctx64'"):
+            getattr(entry, field)
+
+
+def test_tensors_are_the_callers_own(store):
+    first = load_entry(store, "dflash/ctx64")
+    first.params["anchors"].zero_()
+    first.spans.starts.fill_(1)
+    again = load_entry(store, "dflash/ctx64")
+    assert again.params["anchors"].any()
+    assert again.spans.is_canonical or again.spans.equals(again.spans.canonical())
+    assert not torch.equal(first.spans.starts, again.spans.starts)
+
+
+def test_an_entry_of_an_older_version_still_loads(store):
+    old = store.current
+    build([SPECS[2]], store)
+    try:
+        assert load_entry(store, "dflash/ctx64", old).version == old
+        with pytest.raises(EntryNotFoundError, match="no entry 'dflash/ctx64'"):
+            load_entry(store, "dflash/ctx64")
+    finally:
+        store.use(old)
+
+
+def tampered(tmp_path, mask_spec, **changes):
+    """Publish an entry whose digests are right and whose contents do not belong together."""
+    data = build_entry(mask_spec)
+    data = dataclasses.replace(
+        data, **{k: change(getattr(data, k)) for k, change in changes.items()}
+    )
+    target = cache.open_store(tmp_path / "bad.zarr", writable=True)
+    target.publish([data])
+    return target
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "change", "error", "message"),
+    [
+        (2, "attrs", lambda a: {**a, "K": 2}, MaskSpecError, "array starts .* must be"),
+        (2, "attrs", lambda a: {**a, "K": 0}, MaskSpecError, "attribute K .* at least 1"),
+        (2, "attrs", lambda a: {**a, "B": "1"}, MaskSpecError, "attribute B"),
+        (2, "attrs", lambda a: {k: a[k] for k in "BH"}, MaskSpecError, "attribute K .* = None"),
+        (2, "attrs", lambda a: {**a, "B": 1 << 40}, MaskSpecError, "array starts"),
+        (2, "spans", lambda s: {"starts": s["starts"]}, MaskSpecError, "array ends .* = None"),
+        (2, "spans", lambda s: {**s, "ends": s["ends"] + 90}, MaskSpecError, "must lie inside"),
+        (2, "tables", lambda t: {}, LayoutInvariantError, "must be given"),
+        (
+            2,
+            "tables",
+            lambda t: {**t, "kv_indices": t["kv_indices"] + 9},
+            LayoutInvariantError,
+            "in",
+        ),
+        (2, "spec", lambda s: {**s, "KV_LEN": 40}, MaskSpecError, "must lie inside"),
+        (2, "spec", lambda s: {**s, "more": 1}, MaskSpecError, "must have the fields"),
+        (0, "attrs", lambda a: {**a, "B": 4}, MaskSpecError, "its 8 layouts"),
+        (0, "attrs", lambda a: {**a, "N": 9}, MaskSpecError, "array anchors"),
+        (0, "spans", lambda s: {**s, "n_valid": s["n_valid"][:4]}, MaskSpecError, "array n_valid"),
+    ],
+)
+def test_contents_that_do_not_belong_together_are_refused(
+    tmp_path, spec, field, change, error, message
+):
+    store = tampered(tmp_path, SPECS[spec], **{field: change})
+    with pytest.raises(error, match=message):
+        load_entry(store, SPECS[spec].name)
+
+
+def test_row_intervals_of_layouts_select_one(store):
+    entry = load_entry(store, "dflash/ctx64")
+    one = entry.spans.select(torch.tensor([3]))
+    assert one.starts.shape == (1, 1, 2, 32)
+    wanted = RowIntervals(entry.spans.starts[3:4], entry.spans.ends[3:4], 96)
+    assert one.equals(wanted)

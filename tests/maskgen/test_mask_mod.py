@@ -1,0 +1,154 @@
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch.nn.attention.flex_attention import create_mask
+
+from maskgen import (
+    MAX_INTERVALS,
+    MaskSpecError,
+    RowIntervals,
+    UnsupportedMaskError,
+    from_mask_mod,
+    spans_mask_mod,
+)
+from maskgen import mask_mod as mask_mod_file
+
+DOCS = torch.tensor([0] * 7 + [1] * 20 + [2] * 13, dtype=torch.int32)
+LENGTHS = torch.tensor([5, 31], dtype=torch.int32)
+
+
+def document(b, h, q, kv):
+    return (DOCS[q] == DOCS[kv]) & (q >= kv)
+
+
+def by_batch_and_head(b, h, q, kv):
+    return (kv < LENGTHS[b]) & (kv >= 2 * h) | ((q - kv).abs() < 2)
+
+
+def stripes(b, h, q, kv):
+    return (kv + q) % 4 < 2
+
+
+@pytest.mark.parametrize("mask_mod", [document, by_batch_and_head, stripes])
+@pytest.mark.parametrize("rows", [13, 40])
+@pytest.mark.parametrize("cached", [1, 1 << 20])
+def test_spans_of_a_mask_mod_equal_its_dense_mask(mask_mod, rows, cached, monkeypatch):
+    monkeypatch.setattr(mask_mod_file, "_CACHED_CELLS", cached)
+    spans = from_mask_mod(mask_mod, 2, 3, Q_LEN=40, KV_LEN=40, budget_bytes=rows * 40 * 32)
+    dense = create_mask(mask_mod, 2, 3, 40, 40, device="cpu")
+    assert spans.is_canonical
+    assert torch.equal(spans.dense().expand(2, 3, 40, 40), dense)
+    expected = (2, 3) if mask_mod is by_batch_and_head else (1, 1)
+    assert expected == (spans.B, spans.H)
+
+
+@pytest.mark.parametrize("mask_mod", [document, stripes])
+def test_the_changes_found_by_torch_and_by_numpy_are_the_same(mask_mod):
+    tile = create_mask(mask_mod, 1, 1, 40, 40, device="cpu")[0, 0]
+    for a, b in zip(mask_mod_file._changes(tile), mask_mod_file._changes_on_cpu(tile), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_b_and_h_are_0_when_they_are_none():
+    seen = from_mask_mod(by_batch_and_head, Q_LEN=6, KV_LEN=40)
+    wanted = create_mask(by_batch_and_head, None, None, 6, 40, device="cpu")
+    assert torch.equal(seen.dense(), wanted)
+
+
+def test_a_mask_mod_that_reads_no_index():
+    nothing = from_mask_mod(lambda b, h, q, kv: q < 0, Q_LEN=5, KV_LEN=7)
+    assert not nothing.dense().any()
+    assert nothing.K == 1
+    everything = from_mask_mod(lambda b, h, q, kv: b == 0, 2, Q_LEN=5, KV_LEN=7)
+    assert everything.row_counts()[:, 0, 0].tolist() == [7, 0]
+
+
+def comb(b, h, q, kv):
+    return (kv % 2 == 0) & ((q < 11) | (b == 0)) & (kv < 2 * MAX_INTERVALS + 2 * (q == 17))
+
+
+@pytest.mark.parametrize("cells", ["numpy", "torch"])
+def test_evaluation_stops_at_the_first_row_over_the_limit(cells, monkeypatch):
+    if cells == "torch":
+        monkeypatch.setattr(mask_mod_file, "_changes_on_cpu", mask_mod_file._changes)
+    calls = []
+
+    def counted(b, h, q, kv):
+        calls.append(1)
+        return comb(b, h, q, kv)
+
+    with pytest.raises(UnsupportedMaskError, match=r"row \(b=0, h=0, q=17\) has 33") as info:
+        from_mask_mod(counted, 2, Q_LEN=100, KV_LEN=80, budget_bytes=10 * 80 * 32)
+    assert (info.value.row, info.value.count, info.value.limit) == ((0, 0, 17), 33, MAX_INTERVALS)
+    assert len(calls) == 2
+
+
+def raising(b, h, q, kv):
+    raise ZeroDivisionError("no such mask")
+
+
+@pytest.mark.parametrize(
+    ("mask_mod", "message"),
+    [
+        (lambda b, h, q, kv: (q - kv) / 2.0, "must return booleans, not torch.float32"),
+        (lambda b, h, q, kv: q - kv, "must return booleans, not torch.int64"),
+        (lambda b, h, q, kv: True, "must run under torch.vmap, but raised"),
+        (lambda b, h, q, kv: q >= kv and q >= 0, "must run under torch.vmap, but raised"),
+        (raising, "but raised ZeroDivisionError: no such mask"),
+        (lambda score, b, h, q, kv: score, r"must take \(b, h, q_idx, kv_idx\)"),
+        (lambda b, h: b, r"must take \(b, h, q_idx, kv_idx\)"),
+        ("causal", "must be callable"),
+    ],
+)
+def test_bad_mask_mods_are_refused(mask_mod, message):
+    with pytest.raises(MaskSpecError, match=message) as info:
+        from_mask_mod(mask_mod, Q_LEN=4, KV_LEN=4)
+    assert info.value.field == "mask_mod"
+
+
+@pytest.mark.parametrize(
+    ("field", "sizes"),
+    [
+        ("B", {"B": 0}),
+        ("H", {"H": -1}),
+        ("Q_LEN", {"Q_LEN": 0}),
+        ("KV_LEN", {"KV_LEN": 0}),
+        ("budget_bytes", {"budget_bytes": 100}),
+    ],
+)
+def test_bad_sizes_are_refused(field, sizes):
+    with pytest.raises(MaskSpecError, match=f"{field} = ") as info:
+        from_mask_mod(document, **({"Q_LEN": 4, "KV_LEN": 4} | sizes))
+    assert info.value.field == field
+
+
+@pytest.mark.parametrize(("B", "H"), [(1, 1), (2, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize("K", [1, 3])
+def test_the_mask_mod_of_spans_equals_them(B, H, K):
+    generator = torch.Generator().manual_seed(K)
+    starts, ends = torch.randint(0, 20, (2, B, H, K, 12), generator=generator, dtype=torch.int32)
+    spans = RowIntervals(starts, ends, 20)
+    dense = create_mask(spans_mask_mod(starts, ends), B, H, 12, 20, device="cpu")
+    assert torch.equal(dense, spans.dense())
+
+
+def test_spans_of_batch_and_head_1_serve_every_batch_and_head():
+    starts, ends = torch.zeros(1, 1, 1, 4).int(), torch.arange(4).int().view(1, 1, 1, 4)
+    dense = create_mask(spans_mask_mod(starts, ends), 3, 2, 4, 4, device="cpu")
+    assert torch.equal(dense, RowIntervals(starts, ends, 4).dense().expand(3, 2, 4, 4))
+
+
+def test_masks_of_equal_shapes_share_one_compiled_function():
+    counter = CompileCounter()
+    index = torch.arange(4)
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def evaluate(mask_mod, q_idx):
+        return mask_mod(None, None, q_idx[:, None], q_idx[None])
+
+    for shift in range(5):
+        starts = torch.zeros(1, 1, 2, 4).int()
+        ends = starts + shift
+        dense = evaluate(spans_mask_mod(starts, ends), index)
+        assert torch.equal(dense[None, None], RowIntervals(starts, ends, 4).dense())
+    assert counter.frame_count == 1

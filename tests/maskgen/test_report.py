@@ -1,0 +1,93 @@
+"""The report: its figures by hand, and a page that stands alone."""
+
+import re
+
+import pytest
+
+import cache
+from maskgen.build import build
+from maskgen.entry import load_entry
+from maskgen.errors import MaskSpecError
+from maskgen.report import TileCost, bucket_padding, html_report, save_report, tile_cost
+from maskgen.spec import read_specs
+
+DFLASH = {
+    "name": "dflash",
+    "family": "dflash",
+    "kind": "layouts",
+    "context": [32, 64],
+    "anchors": 8,
+    "draft_block_size": 4,
+    "draws": 2,
+}
+ENTRIES = [
+    {"name": "causal", "family": "causal", "Q_LEN": 64},
+    DFLASH,
+    {k: v for k, v in DFLASH.items() if k != "draws"} | {"name": "data", "kind": "parametric"},
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    opened = cache.open_store(tmp_path_factory.mktemp("report") / "m.zarr", writable=True)
+    build(read_specs({"masks": {"BLOCK_SIZE": 16, "entry": ENTRIES}}), opened)
+    return opened
+
+
+def test_the_cost_of_causal_tiles_by_hand(store):
+    # 4 x 4 blocks of 16 x 16: 6 full and 4 partial ones are visited.
+    cost = tile_cost(load_entry(store, "causal/q64-kv64"))
+    assert cost == TileCost(visible_cells=64 * 65 / 2, visited_cells=10 * 256)
+    assert cost.waste == pytest.approx(1 - 2080 / 2560)
+    assert cost.forward_flops(heads=2, head_dim=8) == 4 * 2 * 8 * 2560
+
+
+def test_the_cost_of_layouts_is_that_of_one(store):
+    entry = load_entry(store, "dflash/ctx64")
+    cost = tile_cost(entry)
+    assert cost.visible_cells == pytest.approx(float(entry.spans.dense().sum()) / 8)
+    assert cost.visited_cells == pytest.approx(float(entry.tables.dense_blocks().sum()) * 256 / 8)
+
+
+def test_a_parametric_entry_has_no_cost_of_its_own(store):
+    assert tile_cost(load_entry(store, "data/ctx64")) is None
+
+
+def test_a_mask_that_visits_nothing_wastes_nothing():
+    assert TileCost(visible_cells=0, visited_cells=0).waste == 0
+
+
+def test_padding_of_evenly_spread_lengths():
+    assert bucket_padding([200, 100]) == [(100, 1, 0.495), (200, 101, 0.2475)]
+
+
+def test_the_page_stands_alone_and_tells_of_every_entry(store):
+    seen = []
+    page = html_report(store, heads=4, head_dim=64, progress=lambda *args: seen.append(args[1:]))
+    assert seen == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+    for name in store.version().entries:
+        assert f"<td>{name}</td>" in page
+        assert f"<figcaption>{name}</figcaption>" in page
+    assert page.count('src="data:image/png;base64,') == 5
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "<script" not in page
+    assert store.current[:16] in page
+    # GFLOP of causal: 4 * 4 heads * 64 * 2560 cells.
+    row = re.search(r"<tr><td>causal/q64-kv64</td>.*?</tr>", page)[0]
+    assert re.findall(r"<td>(.*?)</td>", row) == [
+        *("causal/q64-kv64", "static", "64", "64", "16x16", "6", "4", "6", "37.5%"),
+        *("40.0%", "18.8%", "0.00"),
+        row.split("<td>")[-1].split("<")[0],
+    ]
+    assert "<td>dflash</td><td>64</td><td>33 to 64</td><td>24.2%</td>" in page
+
+
+def test_a_page_of_a_version_by_its_prefix(store):
+    assert html_report(store, store.current[:8], heads=1, head_dim=1)
+
+
+def test_a_page_is_written_or_the_file_is_named(tmp_path):
+    save_report(tmp_path / "page.html", "<p>")
+    assert (tmp_path / "page.html").read_text() == "<p>"
+    with pytest.raises(MaskSpecError, match=r"FILE = .*must be a file that can be written"):
+        save_report(tmp_path / "none" / "page.html", "<p>")

@@ -1,0 +1,228 @@
+"""Specs: the [masks] section into a list of masks, its errors, and digests that never move."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from maskgen.errors import MaskSpecError
+from maskgen.runfile import DEFAULT_CACHE, read_cache_location
+from maskgen.spec import MaskSpec, context_name, read_specs, size_name
+
+LAYOUTS = {
+    "name": "dflash",
+    "family": "dflash",
+    "kind": "layouts",
+    "context": [128, 256],
+    "anchors": 32,
+    "draft_block_size": 4,
+}
+CAUSAL = {"name": "causal", "family": "causal", "Q_LEN": 64}
+
+
+def read(*entries, **section):
+    return read_specs({"masks": {"entry": list(entries), **section}, "run": {"seed": 1}})
+
+
+def test_static_sizes_give_one_spec_each_with_defaults_filled_in():
+    first, second = read({**CAUSAL, "Q_LEN": [1024, 4096], "KV_LEN": [1024, 8192]})
+    assert (first.name, second.name) == ("causal/q1024-kv1024", "causal/q4096-kv8192")
+    assert (second.Q_LEN, second.KV_LEN, second.BLOCK_SIZE) == (4096, 8192, (128, 128))
+    assert second.params == {"offset": 0}
+    assert (second.family, second.kind, second.revision) == ("causal", "static", 1)
+
+
+def test_context_sizes_of_dflash():
+    small, large = read(LAYOUTS)
+    assert (small.name, large.name) == ("dflash/ctx128", "dflash/ctx256")
+    assert (small.Q_LEN, small.KV_LEN) == (128, 256)
+    assert (large.Q_LEN, large.KV_LEN) == (128, 384)
+    assert large.params["draws"] == 16
+    assert large.params["answer_starts"] == [0, 32, 64, 128]
+    assert large.num_layouts == 64
+    assert "draws" not in large.family_params
+    assert large.family_params["draft_block_size"] == 4
+
+
+def test_parametric_takes_no_layout_keys():
+    (spec,) = read({**LAYOUTS, "kind": "parametric", "context": 128})
+    assert spec.kind == "parametric"
+    assert spec.num_layouts == 1
+    with pytest.raises(MaskSpecError, match="draws"):
+        read({**LAYOUTS, "kind": "parametric", "draws": 4})
+
+
+def test_params_without_a_value_are_left_out_since_the_cache_has_no_null():
+    (spec,) = read({**LAYOUTS, "context": 128})
+    assert None not in spec.params.values()
+    assert "window" not in spec.params
+
+
+def test_a_static_entry_takes_what_a_batch_would_say():
+    entry = {"name": "d", "family": "document", "Q_LEN": 4, "doc_ids": [0, 0, 1, 1]}
+    (spec,) = read(entry)
+    assert spec.params["doc_ids"] == [0, 0, 1, 1]
+    with pytest.raises(MaskSpecError, match="doc_ids"):
+        read({**entry, "kind": "parametric"})
+
+
+def test_a_static_entry_without_a_required_batch_value_is_refused():
+    entry = {"name": "d", "family": "dflash", "Q_LEN": 4, "KV_LEN": 8, "draft_block_size": 4}
+    with pytest.raises(MaskSpecError, match="anchors = None: is required by a static entry"):
+        read(entry)
+
+
+def test_block_size_is_a_pair_inside():
+    assert read(CAUSAL, BLOCK_SIZE=[64, 256])[0].BLOCK_SIZE == (64, 256)
+    assert read({**CAUSAL, "BLOCK_SIZE": 32}, BLOCK_SIZE=64)[0].BLOCK_SIZE == (32, 32)
+
+
+def test_a_mask_mod_entry_names_its_function():
+    (spec,) = read({"name": "mine", "mask_mod": "pkg.masks:lower", "Q_LEN": 32, "H": 2})
+    assert (spec.family, spec.is_function, spec.params) == ("pkg.masks:lower", True, {"H": 2})
+    assert spec.name == "mine/q32-kv32"
+
+
+def test_a_toml_file_is_read_whole(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[run]\nseed = 3\n[masks]\ncache = "a/b.zarr"\n'
+        '[[masks.entry]]\nname = "causal"\nfamily = "causal"\nQ_LEN = 32\n'
+    )
+    assert [spec.name for spec in read_specs(file)] == ["causal/q32-kv32"]
+    assert read_cache_location(file) == "a/b.zarr"
+    assert read_cache_location({"masks": {}}) == DEFAULT_CACHE
+
+
+@pytest.mark.parametrize("file", ["demo.toml", "masks.toml"])
+def test_the_run_files_of_the_project_are_valid(file):
+    assert read_specs(Path(__file__).parents[2] / "configs" / file)
+
+
+def test_names_of_entries():
+    assert context_name("dflash", 2048) == "dflash/ctx2048"
+    assert size_name("causal", 8, 16) == "causal/q8-kv16"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({**CAUSAL, "famly": 1}, "famly.*did you mean 'family'"),
+        ({**CAUSAL, "ofset": 1}, "ofset.*did you mean 'offset'"),
+        ({**CAUSAL, "family": "casual"}, "casual.*did you mean 'causal'"),
+        ({**CAUSAL, "kind": "layout"}, "layout.*did you mean 'layouts'"),
+        ({**CAUSAL, "kind": "layouts"}, "for families with anchors"),
+        ({**CAUSAL, "kind": "parametric"}, "depend on the batch"),
+        ({**CAUSAL, "mask_mod": "a:b"}, "one of family and mask_mod"),
+        ({"name": "x", "Q_LEN": 4}, "one of family and mask_mod"),
+        ({**CAUSAL, "name": "../x"}, "name.*letters, digits"),
+        ({**CAUSAL, "name": "a//b"}, "name.*letters, digits"),
+        ({"family": "causal"}, "name = None"),
+        ({**CAUSAL, "Q_LEN": 0}, "Q_LEN = 0: must be an integer of at least 1"),
+        ({**CAUSAL, "Q_LEN": []}, "Q_LEN.*must not be empty"),
+        ({**CAUSAL, "Q_LEN": 1.5}, "Q_LEN = 1.5"),
+        ({**CAUSAL, "Q_LEN": True}, "Q_LEN = True"),
+        ({**CAUSAL, "KV_LEN": [1, 2]}, "one length for each Q_LEN"),
+        ({**CAUSAL, "BLOCK_SIZE": 100}, "BLOCK_SIZE = 100: must be one or two multiples of 16"),
+        ({**CAUSAL, "BLOCK_SIZE": [16, 16, 16]}, "one or two multiples"),
+        ({**CAUSAL, "BLOCK_SIZE": 2048}, "up to 1024"),
+        ({**CAUSAL, "BLOCK_SIZE": True}, "BLOCK_SIZE = True"),
+        ({**CAUSAL, "offset": "far"}, "offset = 'far'"),
+        ({**LAYOUTS, "anchors": 0}, "anchors = 0"),
+        ({k: v for k, v in LAYOUTS.items() if k != "draft_block_size"}, "draft_block_size = None"),
+        ({**LAYOUTS, "draws": 0}, "draws = 0"),
+        ({**LAYOUTS, "answer_starts": [127]}, "answer_starts.*at most context - 2 = 126"),
+        ({**LAYOUTS, "answer_starts": [-1]}, "answer_starts = -1"),
+        ({**LAYOUTS, "context": "long"}, "context = 'long'"),
+        ({"name": "m", "mask_mod": "nowhere", "Q_LEN": 4}, "package.module:function"),
+        ({"name": "m", "mask_mod": "a:b", "Q_LEN": 4, "kind": "layouts"}, "must be static"),
+        ({"name": "m", "mask_mod": "a:b", "Q_LEN": 4, "window": 4}, "window.*is unknown"),
+        ("causal", "must be a table"),
+    ],
+)
+def test_bad_entries_name_the_field_and_the_rule(entry, message):
+    with pytest.raises(MaskSpecError, match=message) as caught:
+        read(entry)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "must be a \\[masks\\] section"),
+        ({"masks": {"entrys": []}}, "entrys.*did you mean 'entry'"),
+        ({"masks": {"cache": 3}}, "must be a path"),
+        ({"masks": {}}, "at least one"),
+        ({"masks": {"entry": [CAUSAL, CAUSAL]}}, "to one entry only"),
+    ],
+)
+def test_bad_sections_are_refused(document, message):
+    with pytest.raises(MaskSpecError, match=message):
+        read_specs(document)
+
+
+def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
+    with pytest.raises(MaskSpecError, match="cannot be read"):
+        read_specs(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[masks")
+    with pytest.raises(MaskSpecError, match="must be TOML"):
+        read_specs(broken)
+
+
+def test_the_digest_depends_on_everything_but_the_name():
+    (spec,) = read(CAUSAL)
+    assert spec.digest == dataclasses.replace(spec, name="other").digest
+    changes = {
+        "family": "full",
+        "kind": "parametric",
+        "Q_LEN": 65,
+        "KV_LEN": 65,
+        "BLOCK_SIZE": (128, 64),
+        "params": {"offset": 1},
+        "revision": 2,
+    }
+    digests = {dataclasses.replace(spec, **{k: v}).digest for k, v in changes.items()}
+    assert len(digests | {spec.digest}) == len(changes) + 1
+
+
+def test_the_digest_is_the_same_on_any_machine():
+    spec = MaskSpec(
+        name="x",
+        family="dflash",
+        kind="layouts",
+        Q_LEN=8,
+        KV_LEN=24,
+        BLOCK_SIZE=(16, 32),
+        params={"draft_block_size": 4, "draws": 2, "answer_starts": [0, 8]},
+        revision=1,
+    )
+    # sha256 of this text, taken with the sha256sum command:
+    # {"BLOCK_SIZE":[16,32],"KV_LEN":24,"Q_LEN":8,"family":"dflash","kind":"layouts","params":
+    # {"answer_starts":[0,8],"draft_block_size":4,"draws":2},"revision":1} without the line break
+    assert spec.digest == "feeb245a65365a7db7e57ff575ce3da9fbca101506e98631c20afb8cce87ffb8"
+
+
+def test_json_comes_back_as_it_was():
+    for spec in read(CAUSAL, LAYOUTS):
+        assert MaskSpec.from_json(spec.name, spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": 1}, "must have the fields"),
+        ({"kind": "other"}, "kind = 'other'"),
+        ({"family": 3}, "family is a string"),
+        ({"params": []}, "params is an object"),
+        ({"Q_LEN": 0}, "Q_LEN = 0"),
+        ({"KV_LEN": "9"}, "KV_LEN = '9'"),
+        ({"BLOCK_SIZE": [17, 16]}, "BLOCK_SIZE"),
+        ({"revision": -1}, "revision = -1"),
+        ({"kind": "layouts"}, "draws = None"),
+    ],
+)
+def test_json_of_an_untrusted_cache_is_checked(change, message):
+    (spec,) = read(CAUSAL)
+    with pytest.raises(MaskSpecError, match=message):
+        MaskSpec.from_json("x", {**spec.to_json(), **change})
