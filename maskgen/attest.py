@@ -1,0 +1,86 @@
+"""Certificates of a version, a sidecar beside it: made once, taken over, no part of it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cache import Store
+from cache.atomic import replace_file, staging_folder
+from cache.errors import StoreWriteError
+from maskgen.certificate import Certificate, certify
+from maskgen.entry import load_entry
+from maskgen.progress import Progress
+
+CERTIFICATE_FORMAT = 1
+
+
+def certify_version(
+    store: Store, version: str, *, progress: Progress | None = None
+) -> list[Certificate]:
+    """Check the entries of a version that have no certificate yet, and keep what was found.
+
+    Certificates of the version that is current are taken over for entries with equal arrays.
+
+    Args:
+        store: A writable cache.
+        version: Version id.
+        progress: Called after each entry.
+
+    Returns:
+        One certificate an entry that was checked now; those taken over are left out.
+
+    Raises:
+        MaskSpecError: A formula cannot be evaluated here.
+        DamagedEntryError: An entry is not what was published.
+        StoreWriteError: The certificates cannot be written.
+    """
+    known: dict[str, dict[str, Any]] = {}
+    for source in {version, store.current or version}:
+        known |= {record["sha256"]: record for record in _read_certificates(store, source)}
+    infos = store.version(version).entries
+    made: list[Certificate] = []
+    records: list[Mapping[str, Any]] = []
+    for done, info in enumerate(infos.values(), start=1):
+        record = known.get(info.sha256)
+        if record is None:
+            made.append(certify(load_entry(store, info.name, version)))
+            record = asdict(made[-1])
+        records.append({**record, "name": info.name})
+        if progress is not None:
+            progress(info.name, done, len(infos))
+    if made:
+        _write_certificates(store, version, records)
+    return made
+
+
+def certificate_file(store: Store, version: str) -> Path:
+    """Return where the certificates of a version are kept."""
+    return store.sidecar_dir(version) / "certificate.json"
+
+
+def _read_certificates(store: Store, version: str) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(certificate_file(store, version).read_bytes())
+    except (OSError, ValueError):
+        # A sidecar is a record for people and may be made again at any time.
+        return []
+    if not isinstance(content, dict) or content.get("format") != CERTIFICATE_FORMAT:
+        return []
+    records = content.get("entries")
+    if not isinstance(records, list):
+        return []
+    # Only what was found right is taken over; anything else is checked again.
+    return [r for r in records if isinstance(r, dict) and "sha256" in r and r.get("findings") == []]
+
+
+def _write_certificates(store: Store, version: str, records: list[Mapping[str, Any]]) -> None:
+    path = certificate_file(store, version)
+    content = {"format": CERTIFICATE_FORMAT, "version": version, "entries": records}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with staging_folder(path) as staging:
+            replace_file(path, json.dumps(content, indent=1).encode(), staging)
+    except OSError as error:
+        raise StoreWriteError.caused_by(str(path), error) from error

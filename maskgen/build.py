@@ -1,0 +1,204 @@
+"""Mask specs -> a published version of the cache; entries with an equal spec are copied."""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cache
+from cache import EntryData, EntryInfo, Store
+from maskgen.errors import LayoutInvariantError, MaskSpecError
+from maskgen.families import families
+from maskgen.families.layouts import dflash_layouts
+from maskgen.functions import load_function
+from maskgen.intervals import RowIntervals
+from maskgen.mask_mod import from_mask_mod
+from maskgen.progress import Progress
+from maskgen.rows import BuildRow, mask_row
+from maskgen.spec import MaskSpec
+from maskgen.tables import BlockTables, compile_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """The outcome of a build."""
+
+    version: str
+    """Id of the published version."""
+    rows: tuple[BuildRow, ...]
+    """One row an entry, in the order of the specs."""
+
+
+def build(
+    specs: Sequence[MaskSpec],
+    store: Store,
+    *,
+    progress: Progress | None = None,
+    make_current: bool = True,
+) -> BuildReport:
+    """Build what is missing, copy the rest from the current version, publish one version.
+
+    Args:
+        specs: The version's entries, all of them.
+        store: A writable cache.
+        progress: Called after each entry.
+        make_current: Whether readers see the new version from now on.
+
+    Raises:
+        MaskSpecError: A parameter is out of its range.
+        UnsupportedMaskError: A row needs more than MAX_INTERVALS spans.
+        DamagedEntryError: An entry to copy is not what was published.
+        StoreWriteError: The cache cannot be written.
+    """
+    reusable = _current_entries(store)
+    entries: list[EntryData] = []
+    rows: list[BuildRow] = []
+    for done, spec in enumerate(specs, start=1):
+        start = time.perf_counter()
+        # Code may have changed under the same name, so a function is always evaluated again.
+        old = reusable.get(spec.digest) if reusable and not spec.is_function else None
+        data = build_entry(spec) if old is None else _copied(spec, old, store)
+        build_ms = (time.perf_counter() - start) * 1e3
+        nbytes = sum(array.nbytes for array in (*data.spans.values(), *data.tables.values()))
+        reused = old is not None
+        rows.append(mask_row(spec, data.attrs, nbytes, build_ms=build_ms, reused=reused))
+        entries.append(data)
+        if progress is not None:
+            progress(spec.name, done, len(specs))
+    version = store.publish(entries, make_current=make_current)
+    return BuildReport(version=version, rows=tuple(rows))
+
+
+def build_entry(spec: MaskSpec) -> EntryData:
+    """Make one entry from its spec alone.
+
+    Raises:
+        MaskSpecError: A parameter is out of its range, or the family's revision is another one.
+        UnsupportedMaskError: A row needs more than MAX_INTERVALS spans.
+    """
+    if spec.kind == "parametric":
+        attrs = _parametric_attrs(spec)
+        return EntryData(name=spec.name, spec=spec.to_json(), attrs=attrs, spans={}, tables={})
+    params = layout_params(spec) if spec.kind == "layouts" else {}
+    spans = spec_spans(spec, params)
+    tables = compile_mask(spans, spec.BLOCK_SIZE)
+    arrays = {"starts": spans.starts, "ends": spans.ends, **params}
+    attrs = {"B": spans.B, "H": spans.H, "K": spans.K, **_block_counts(tables), **_cells(spans)}
+    if spec.kind == "layouts":
+        attrs["N"] = params["anchors"].shape[1]
+    return EntryData(
+        name=spec.name,
+        spec=spec.to_json(),
+        attrs=attrs,
+        spans={name: tensor.numpy() for name, tensor in arrays.items()},
+        tables={name: tensor.numpy() for name, tensor in tables.pack().items()},
+    )
+
+
+def layout_params(spec: MaskSpec) -> dict[str, Tensor]:
+    """Draw the anchors of a layouts entry; the same spec draws the same on any machine.
+
+    Returns:
+        ``anchors`` int32 ``[L, N]`` and ``n_valid`` int32 ``[L]``.
+    """
+    draft_block_size = int(spec.params["draft_block_size"])
+    anchors, n_valid = dflash_layouts(
+        spec.KV_LEN - spec.Q_LEN,
+        spec.Q_LEN // draft_block_size,
+        draft_block_size,
+        spec.params["draws"],
+        spec.params["answer_starts"],
+        bytes.fromhex(spec.digest),
+    )
+    return {"anchors": torch.as_tensor(anchors), "n_valid": torch.as_tensor(n_valid)}
+
+
+def spec_spans(spec: MaskSpec, params: Mapping[str, Tensor]) -> RowIntervals:
+    """Return the spans that an entry holds.
+
+    Canonical; those of layouts keep one batch row a layout and the family's K, so that each layout
+    fits the bucket's static buffers.
+
+    Args:
+        spec: A static or layouts spec.
+        params: What ``layout_params`` drew; empty for static specs.
+
+    Raises:
+        MaskSpecError: A parameter is out of its range, or the family's revision is another one.
+        UnsupportedMaskError: A mask_mod needs more than MAX_INTERVALS spans in a row.
+    """
+    if spec.is_function:
+        return from_mask_mod(
+            load_function(spec.family),
+            B=spec.params.get("B"),
+            H=spec.params.get("H"),
+            Q_LEN=spec.Q_LEN,
+            KV_LEN=spec.KV_LEN,
+        ).canonical()
+    family = families[spec.family]
+    if family.revision != spec.revision:
+        raise MaskSpecError(
+            f"revision of {spec.name!r}",
+            spec.revision,
+            f"must be the installed one of family {family.name}, {family.revision}",
+        )
+    starts, ends = family.spans(
+        spec.Q_LEN, spec.KV_LEN, device="cpu", **spec.family_params, **params
+    )
+    spans = RowIntervals(starts, ends, spec.KV_LEN).canonical()
+    if spec.kind == "layouts":
+        K = family.max_K(spec.Q_LEN, spec.KV_LEN, spec.family_params)
+        spans = _widened(spans, B=spec.num_layouts, K=K)
+    return spans
+
+
+def _current_entries(store: Store) -> dict[str, EntryInfo]:
+    """Map the digest of each spec in the current version to its entry."""
+    if store.current is None:
+        return {}
+    entries = store.version().entries.values()
+    return {cache.sha256_hex(cache.canonical_json(info.spec)): info for info in entries}
+
+
+def _copied(spec: MaskSpec, info: EntryInfo, store: Store) -> EntryData:
+    """Read an entry, which verifies it, for the new version; it may have another name there."""
+    return dataclasses.replace(store.load(info.name).to_data(), name=spec.name)
+
+
+def _parametric_attrs(spec: MaskSpec) -> dict[str, Any]:
+    family = families[spec.family]
+    must, may = family.bounds(spec.Q_LEN, spec.KV_LEN, **spec.family_params)
+    return {
+        "K": family.max_K(spec.Q_LEN, spec.KV_LEN, spec.family_params),
+        "must": _block_counts(compile_mask(must, spec.BLOCK_SIZE)),
+        "may": _block_counts(compile_mask(may, spec.BLOCK_SIZE)),
+    }
+
+
+def _block_counts(tables: BlockTables) -> dict[str, int]:
+    counts = tables.counts()
+    return {"full": counts.full, "partial": counts.partial, "empty": counts.empty}
+
+
+def _cells(spans: RowIntervals) -> dict[str, int]:
+    """Count visible cells and rows that see no key."""
+    visible_BHQ = spans.row_counts()
+    rows_with_key = int(visible_BHQ.count_nonzero())
+    cells = int(visible_BHQ.sum(dtype=torch.int64))
+    return {"cells": cells, "empty_rows": visible_BHQ.numel() - rows_with_key}
+
+
+def _widened(spans: RowIntervals, *, B: int, K: int) -> RowIntervals:
+    """Undo the collapse of equal batch rows and pad with empty spans up to K."""
+    if spans.K > K:
+        raise LayoutInvariantError("spans of a layout", f"K = {spans.K}", f"K is at most {K}")
+    padding = (0, 0, 0, K - spans.K)
+    starts, ends = (
+        torch.nn.functional.pad(side, padding).expand(B, -1, -1, -1).contiguous()
+        for side in (spans.starts, spans.ends)
+    )
+    return RowIntervals(starts, ends, spans.KV_LEN)

@@ -1,0 +1,42 @@
+"""The command line: its verbs, and the one place where errors become messages and exit codes.
+
+Exit codes: 0 done, 1 failed, 2 usage or spec, 3 verification found a difference. Results go to
+stdout, everything else to stderr. Nothing here imports torch; a verb does when it runs.
+"""
+
+from typing import Any
+
+import click
+
+from maskgen import verbs_masks, verbs_versions
+
+
+class TranslatingGroup(click.Group):
+    """A group whose verbs may raise the errors of maskgen and cache."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; an error of ours becomes a message and the error's exit code."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            from cache.errors import CacheError
+            from maskgen.errors import MaskgenError
+
+            if isinstance(error, (CacheError, MaskgenError)):
+                click.echo(f"Error: {error}", err=True)
+                raise click.exceptions.Exit(error.exit_code) from error
+            raise
+
+
+@click.group(cls=TranslatingGroup, context_settings={"show_default": True})
+def main() -> None:
+    """Build FlexAttention masks ahead of training, check them, and ship them.
+
+    Exit codes: 0 done, 1 failed, 2 usage or spec, 3 verification found a difference.
+    """
+
+
+for verb in (*verbs_masks.VERBS, *verbs_versions.VERBS):
+    main.add_command(verb)

@@ -1,0 +1,159 @@
+"""A cache entry -> the mask it holds: row intervals, block tables and parameters as tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cache import Entry, Store
+from maskgen.buckets import Bucket
+from maskgen.checks import checked_int
+from maskgen.errors import MaskSpecError, UnsupportedMaskError
+from maskgen.intervals import RowIntervals
+from maskgen.spec import MaskSpec
+from maskgen.tables import BlockTables
+
+SPAN_ARRAYS = ("starts", "ends")
+LAYOUT_ARRAYS = ("anchors", "n_valid")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskEntry:
+    """One mask of a version, as the runtime and the checks use it. All tensors are on the CPU."""
+
+    name: str
+    """Entry name, ``dflash/ctx2048``."""
+    spec: MaskSpec
+    """What it was built from."""
+    version: str
+    """Id of the version it was read from, 64 hex digits."""
+    sha256: str
+    """Digest of the entry's arrays."""
+    attrs: Mapping[str, Any]
+    """What the build counted: K, B, H, blocks, cells, rows without keys."""
+    bucket: Bucket
+    """The static shape."""
+    num_layouts: int
+    """Layouts in the entry, the batch size of ``spans`` and ``tables``; 1 for other kinds."""
+    params: Mapping[str, Tensor]
+    """Of layouts ``anchors`` int32 ``[L, N]`` and ``n_valid`` int32 ``[L]``; else empty."""
+    _spans: RowIntervals | None
+    _tables: BlockTables | None
+
+    @property
+    def kind(self) -> str:
+        """``static``, ``layouts`` or ``parametric``."""
+        return self.spec.kind
+
+    @property
+    def spans(self) -> RowIntervals:
+        """Row intervals; B is the number of layouts.
+
+        Raises:
+            UnsupportedMaskError: The entry is parametric.
+        """
+        if self._spans is None:
+            raise self._no_arrays("spans")
+        return self._spans
+
+    @property
+    def tables(self) -> BlockTables:
+        """Exact block tables; B is the number of layouts.
+
+        Raises:
+            UnsupportedMaskError: The entry is parametric.
+        """
+        if self._tables is None:
+            raise self._no_arrays("tables")
+        return self._tables
+
+    def _no_arrays(self, what: str) -> UnsupportedMaskError:
+        return UnsupportedMaskError(
+            f"{what} of {self.name!r} are asked for, but a parametric entry has none: they depend "
+            "on the batch; compute them with spans_into and tables_into"
+        )
+
+
+def load_entry(store: Store, name: str, version: str | None = None) -> MaskEntry:
+    """Read and verify one entry.
+
+    Args:
+        store: An open cache.
+        name: Entry name.
+        version: Version id or a prefix of one; the current version if left out.
+
+    Raises:
+        EntryNotFoundError: The version has no such entry.
+        DamagedEntryError: Its bytes are not what was published.
+        MaskSpecError: Its spec or counts are not what maskgen writes.
+    """
+    return parse_entry(store.load(name, version))
+
+
+def parse_entry(entry: Entry) -> MaskEntry:
+    """Turn an entry's arrays into tensors, checking every count against the spec.
+
+    Raises:
+        MaskSpecError: The spec, the counts and the arrays do not belong together.
+    """
+    spec = MaskSpec.from_json(entry.name, entry.spec)
+    K = _count(entry, "K")
+    spans: RowIntervals | None = None
+    tables: BlockTables | None = None
+    params: dict[str, Tensor] = {}
+    if spec.kind != "parametric":
+        B, H = _count(entry, "B"), _count(entry, "H")
+        if spec.kind == "layouts" and spec.num_layouts != B:
+            raise MaskSpecError(
+                f"attribute B of {entry.name!r}", B, f"must be its {spec.num_layouts} layouts"
+            )
+        shape = (B, H, K, spec.Q_LEN)
+        starts, ends = (_tensor(entry, array, shape) for array in SPAN_ARRAYS)
+        spans = RowIntervals(starts, ends, spec.KV_LEN)
+        packed = {
+            array: _writable(values)
+            for array, values in entry.arrays.items()
+            if array not in SPAN_ARRAYS + LAYOUT_ARRAYS
+        }
+        tables = BlockTables.unpack(
+            packed, B=B, H=H, Q_LEN=spec.Q_LEN, KV_LEN=spec.KV_LEN, BLOCK_SIZE=spec.BLOCK_SIZE
+        )
+    if spec.kind == "layouts":
+        L, N = spec.num_layouts, _count(entry, "N")
+        params = {
+            "anchors": _tensor(entry, "anchors", (L, N)),
+            "n_valid": _tensor(entry, "n_valid", (L,)),
+        }
+    return MaskEntry(
+        name=entry.name,
+        spec=spec,
+        version=entry.version,
+        sha256=entry.sha256,
+        attrs=entry.attrs,
+        bucket=Bucket(spec.Q_LEN, spec.KV_LEN, spec.BLOCK_SIZE, K),
+        num_layouts=spec.num_layouts,
+        params=params,
+        _spans=spans,
+        _tables=tables,
+    )
+
+
+def _count(entry: Entry, key: str) -> int:
+    return checked_int(f"attribute {key} of {entry.name!r}", entry.attrs.get(key))
+
+
+def _tensor(entry: Entry, array: str, shape: tuple[int, ...]) -> Tensor:
+    values = entry.arrays.get(array)
+    if values is None or values.shape != shape:
+        found = None if values is None else list(values.shape)
+        raise MaskSpecError(f"array {array} of {entry.name!r}", found, f"must be {list(shape)}")
+    return _writable(values)
+
+
+def _writable(values: NDArray[np.int32]) -> Tensor:
+    # A copy: the cache's arrays are read-only and shared by all threads.
+    return torch.from_numpy(values.copy())

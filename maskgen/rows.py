@@ -1,0 +1,87 @@
+"""A published entry -> its row in the tables of ``build``, ``list`` and ``report``. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cache import EntryInfo
+from maskgen.checks import checked_int
+from maskgen.spec import MaskSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRow:
+    """What the table of a build or a listing says of one entry."""
+
+    name: str
+    kind: str
+    Q_LEN: int
+    KV_LEN: int
+    BLOCK_SIZE: tuple[int, int]
+    full: int | None
+    """Full blocks, summed over batch (or layouts) and heads; None for parametric entries."""
+    partial: int | None
+    """Partial blocks, likewise."""
+    empty: int | None
+    """Empty blocks, likewise."""
+    sparsity: float | None
+    """Share of empty blocks, in percent, 0 to 100."""
+    bytes: int
+    """Logical bytes of the arrays, before compression."""
+    build_ms: float
+    """Time to make or copy the entry; 0 in a listing."""
+    reused: bool
+    """Whether it was copied from the version that was current before."""
+
+
+def entry_row(info: EntryInfo) -> BuildRow:
+    """Return the table row of a published entry.
+
+    Raises:
+        MaskSpecError: Its spec or its counts are not what maskgen writes.
+    """
+    return mask_row(MaskSpec.from_json(info.name, info.spec), info.attrs, info.nbytes)
+
+
+def mask_row(
+    spec: MaskSpec,
+    attrs: Mapping[str, Any],
+    nbytes: int,
+    *,
+    build_ms: float = 0.0,
+    reused: bool = False,
+) -> BuildRow:
+    """Return the table row of a mask.
+
+    Args:
+        spec: What it is built from.
+        attrs: What its build counted.
+        nbytes: Logical bytes of its arrays.
+        build_ms: Time to make or copy it.
+        reused: Whether it was copied.
+
+    Raises:
+        MaskSpecError: The counts are not what maskgen writes.
+    """
+    full = partial = empty = sparsity = None
+    if spec.kind != "parametric":
+        full, partial, empty = (
+            checked_int(f"attribute {key} of {spec.name!r}", attrs.get(key), minimum=0)
+            for key in ("full", "partial", "empty")
+        )
+        # Blocks, as the ragged last ones count whole: so it stays within 0 to 100.
+        sparsity = 100.0 * empty / max(1, full + partial + empty)
+    return BuildRow(
+        name=spec.name,
+        kind=spec.kind,
+        Q_LEN=spec.Q_LEN,
+        KV_LEN=spec.KV_LEN,
+        BLOCK_SIZE=spec.BLOCK_SIZE,
+        full=full,
+        partial=partial,
+        empty=empty,
+        sparsity=sparsity,
+        bytes=nbytes,
+        build_ms=build_ms,
+        reused=reused,
+    )

@@ -1,0 +1,288 @@
+"""Verbs about masks: build, list, show, report, verify, plan."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from maskgen.listing import echo_json, human_bytes, optional, text_table
+from maskgen.options import (
+    cache_location,
+    cache_option,
+    json_option,
+    open_cache,
+    store_options,
+    version_option,
+)
+from maskgen.progress import show_progress
+
+if TYPE_CHECKING:
+    from cache import Finding
+    from maskgen.certificate import Certificate
+    from maskgen.rows import BuildRow
+    from maskgen.verify import Difference
+
+DIFFERENCE_FOUND = 3
+"""Exit code of a verification that found a difference."""
+
+
+@click.command()
+@click.argument("config", type=click.Path())
+@cache_option
+@click.option(
+    "--certify/--no-certify",
+    default=True,
+    help="Compare new entries with their formulas before the version becomes current.",
+)
+@json_option
+@click.pass_context
+def build(
+    ctx: click.Context, config: str, location: str | None, certify: bool, as_json: bool
+) -> None:
+    """Build the masks of CONFIG into the cache: make what is missing, copy the rest, publish."""
+    import cache
+    from maskgen.attest import certify_version
+    from maskgen.build import build as build_masks
+    from maskgen.spec import read_specs
+
+    specs = read_specs(config)
+    store = cache.open_store(cache_location(location, config), writable=True)
+    with show_progress("build") as progress:
+        report = build_masks(specs, store, progress=progress, make_current=False)
+    certificates: list[Certificate] = []
+    if certify:
+        with show_progress("certify") as progress:
+            certificates = certify_version(store, report.version, progress=progress)
+    failed = [certificate for certificate in certificates if certificate.findings]
+    if not failed:
+        store.use(report.version)
+    if as_json:
+        entries = [asdict(row) for row in report.rows]
+        made = [asdict(certificate) for certificate in certificates]
+        echo_json({"version": report.version, "entries": entries, "certificates": made})
+    else:
+        click.echo(_rows_table(report.rows, built=True))
+        _echo_certificates(certificates)
+        state = "is not made current in" if failed else "is current in"
+        click.echo(f"version {report.version[:16]} {state} {store.location}")
+    if failed:
+        ctx.exit(DIFFERENCE_FOUND)
+
+
+@click.command("list")
+@store_options
+@version_option
+@json_option
+def list_entries(
+    location: str | None, config: str | None, version: str | None, as_json: bool
+) -> None:
+    """List the entries of a version."""
+    from maskgen.rows import entry_row
+
+    chosen = open_cache(location, config).version(version)
+    rows = [entry_row(info) for info in chosen.entries.values()]
+    if as_json:
+        echo_json({"version": chosen.id, "entries": [asdict(row) for row in rows]})
+        return
+    click.echo(_rows_table(rows, built=False))
+    click.echo(f"version {chosen.id[:16]}")
+
+
+@click.command()
+@click.argument("name")
+@store_options
+@version_option
+@click.option("--png", type=click.Path(dir_okay=False), help="Write a picture to this file.")
+@click.option("--text/--no-text", default=True, help="Draw the blocks in the terminal.")
+@click.option("--layout", default=0, help="Which layout or batch row to draw.")
+@click.option("--head", default=0, help="Which head to draw.")
+@json_option
+def show(
+    name: str,
+    location: str | None,
+    config: str | None,
+    version: str | None,
+    png: str | None,
+    text: bool,
+    layout: int,
+    head: int,
+    as_json: bool,
+) -> None:
+    """Show the entry NAME: its spec, its counts, and a picture of its blocks."""
+    from maskgen.entry import load_entry
+    from maskgen.picture import entry_kinds, save_picture, text_picture
+
+    entry = load_entry(open_cache(location, config), name, version)
+    kinds = entry_kinds(entry, batch=layout, head=head)
+    if png is not None:
+        save_picture(png, entry, kinds)
+    if as_json:
+        known = {"name": name, "version": entry.version, "sha256": entry.sha256}
+        echo_json({**known, "spec": entry.spec.to_json(), "attrs": dict(entry.attrs)})
+        return
+    spec = entry.spec
+    click.echo(f"{name}: {spec.kind} {spec.family}, revision {spec.revision}")
+    click.echo(f"Q_LEN {spec.Q_LEN}, KV_LEN {spec.KV_LEN}, BLOCK_SIZE {spec.BLOCK_SIZE}")
+    for title, facts in (("parameters", spec.params), ("counts", entry.attrs)):
+        click.echo(f"{title}: " + ", ".join(f"{key} {value}" for key, value in facts.items()))
+    if text:
+        click.echo(text_picture(kinds))
+    if png is not None:
+        click.echo(f"wrote {png}")
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@store_options
+@version_option
+@click.option("--heads", default=32, type=click.IntRange(min=1), help="Query heads of a layer.")
+@click.option("--head-dim", default=128, type=click.IntRange(min=1), help="Size of a head.")
+def report(
+    file: str,
+    location: str | None,
+    config: str | None,
+    version: str | None,
+    heads: int,
+    head_dim: int,
+) -> None:
+    """Write an HTML page about a version to FILE: pictures, blocks, waste, FLOPs."""
+    from maskgen.report import html_report, save_report
+
+    store = open_cache(location, config)
+    with show_progress("report") as progress:
+        page = html_report(store, version, heads=heads, head_dim=head_dim, progress=progress)
+    save_report(file, page)
+    click.echo(f"wrote {file}")
+
+
+@click.command()
+@store_options
+@version_option
+@click.option("--deep", is_flag=True, help="Also build every entry again and compare.")
+@click.option(
+    "--run-functions",
+    is_flag=True,
+    help="With --deep: import and run the module:function entries. Only for a cache you trust.",
+)
+@json_option
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    location: str | None,
+    config: str | None,
+    version: str | None,
+    deep: bool,
+    run_functions: bool,
+    as_json: bool,
+) -> None:
+    """Check every digest of a version; exit 3 with what differs."""
+    store = open_cache(location, config)
+    chosen = store.version(version)
+    found: list[Finding | Difference] = [*store.verify(chosen.id)]
+    if deep:
+        from maskgen.verify import verify_deep
+
+        with show_progress("verify") as progress:
+            differences = verify_deep(
+                store, chosen.id, run_functions=run_functions, progress=progress
+            )
+        found += differences
+    if as_json:
+        echo_json({"version": chosen.id, "findings": [asdict(finding) for finding in found]})
+    else:
+        for finding in found:
+            click.echo(finding.message)
+        outcome = f"{len(found)} differences" if found else "no difference"
+        how = "digests, formulas and rebuilt entries" if deep else "digests"
+        click.echo(f"version {chosen.id[:16]}, {len(chosen.entries)} entries, {how}: {outcome}")
+    if found:
+        ctx.exit(DIFFERENCE_FOUND)
+
+
+@click.command()
+@click.argument("data", type=click.Path())
+@click.option("--max-buckets", default=4, type=click.IntRange(min=1), help="Most buckets to use.")
+@click.option(
+    "--multiple",
+    default=128,
+    type=click.IntRange(min=1),
+    help="Bucket lengths are multiples of it.",
+)
+@json_option
+def plan(data: str, max_buckets: int, multiple: int, as_json: bool) -> None:
+    """Choose the bucket lengths that pad the samples of DATA least.
+
+    DATA is a folder of runtime.prepare, or a text file with a length on each line, or a length and
+    a count.
+    """
+    from maskgen.buckets import plan_buckets
+    from maskgen.lengths import read_lengths
+
+    lengths = read_lengths(data)
+    chosen = plan_buckets(lengths, max_buckets, multiple)
+    waste = chosen.waste(lengths)
+    tokens, padded = sum(b.tokens for b in waste), sum(b.padded_tokens for b in waste)
+    share = 1 - tokens / padded
+    if as_json:
+        buckets = [
+            {**asdict(bucket), "padded_tokens": bucket.padded_tokens, "padding": bucket.share}
+            for bucket in waste
+        ]
+        echo_json({"context": list(chosen.contexts), "buckets": buckets, "padding": share})
+        return
+    rows = [
+        [str(b.context), str(b.samples), str(b.tokens), str(b.padded_tokens), f"{b.share:.1%}"]
+        for b in waste
+    ]
+    rows.append(["all", str(len(lengths)), str(tokens), str(padded), f"{share:.1%}"])
+    click.echo(text_table(["context", "samples", "tokens", "with padding", "padding"], rows))
+    click.echo(f"context = {list(chosen.contexts)}")
+
+
+def _rows_table(rows: "Sequence[BuildRow]", *, built: bool) -> str:
+    titles = ["name", "kind", "Q_LEN", "KV_LEN", "BLOCK_SIZE"]
+    titles += ["full", "partial", "empty", "sparsity", "bytes"]
+    cells = [
+        [
+            row.name,
+            row.kind,
+            str(row.Q_LEN),
+            str(row.KV_LEN),
+            "x".join(map(str, row.BLOCK_SIZE)),
+            optional(row.full),
+            optional(row.partial),
+            optional(row.empty),
+            optional(row.sparsity, "{:.1f}%"),
+            human_bytes(row.bytes),
+        ]
+        for row in rows
+    ]
+    if built:
+        titles.append("build ms")
+        for row, line in zip(rows, cells, strict=True):
+            line.append("copied" if row.reused else f"{row.build_ms:.1f}")
+    return text_table(titles, cells)
+
+
+def _echo_certificates(certificates: "Sequence[Certificate]") -> None:
+    if not certificates:
+        return
+    cells = sum(certificate.compared_cells for certificate in certificates)
+    total_ms = sum(certificate.compare_ms for certificate in certificates)
+    click.echo(
+        f"certificate: {len(certificates)} new entries, {cells} cells compared with their formulas "
+        f"in {total_ms:.0f} ms (not part of build ms)"
+    )
+    for certificate in certificates:
+        if certificate.rows_without_key:
+            first = ", ".join(map(str, certificate.first_rows_without_key))
+            click.echo(
+                f"  {certificate.name}: {certificate.rows_without_key} rows see no key, "
+                f"first (b, h, q): {first}"
+            )
+        for finding in certificate.findings:
+            click.echo(f"  {certificate.name}: WRONG, {finding}")
+
+
+VERBS: tuple[click.Command, ...] = (build, list_entries, show, report, verify, plan)

@@ -1,0 +1,139 @@
+"""Verbs about versions and shipping: versions, use, diff, gc, pack, unpack, push, pull."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from maskgen.listing import echo_json, human_bytes, text_table
+from maskgen.options import cache_location, json_option, open_cache, store_options, version_option
+
+if TYPE_CHECKING:
+    from cache import Shipment
+
+
+@click.command()
+@store_options
+@json_option
+def versions(location: str | None, config: str | None, as_json: bool) -> None:
+    """List the versions of a cache."""
+    store = open_cache(location, config)
+    infos = store.versions()
+    if as_json:
+        echo_json([asdict(info) for info in infos])
+        return
+    rows = [
+        [
+            info.id[:16],
+            str(info.entries),
+            human_bytes(info.bytes_on_disk),
+            "current" if info.is_current else "",
+        ]
+        for info in infos
+    ]
+    click.echo(text_table(["version", "entries", "on disk", ""], rows))
+
+
+@click.command()
+@click.argument("version")
+@store_options
+def use(version: str, location: str | None, config: str | None) -> None:
+    """Make VERSION, an id or its first digits, the current one."""
+    store = open_cache(location, config, writable=True)
+    chosen = store.version(version).id
+    store.use(chosen)
+    click.echo(f"version {chosen[:16]} is current in {store.location}")
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b")
+@store_options
+@json_option
+def diff(a: str, b: str, location: str | None, config: str | None, as_json: bool) -> None:
+    """List the entries that were added, removed or changed from version A to version B."""
+    changes = asdict(open_cache(location, config).diff(a, b))
+    if as_json:
+        echo_json(changes)
+        return
+    for what, names in changes.items():
+        for name in names:
+            click.echo(f"{what} {name}")
+    if not any(changes.values()):
+        click.echo("no difference")
+
+
+@click.command()
+@store_options
+@click.option(
+    "--keep",
+    default=2,
+    type=click.IntRange(min=1),
+    help="Newest versions to keep; the current one and those under an hour old always stay.",
+)
+@json_option
+def gc(location: str | None, config: str | None, keep: int, as_json: bool) -> None:
+    """Remove old versions and what killed processes left behind."""
+    report = open_cache(location, config, writable=True).gc(keep=keep)
+    if as_json:
+        echo_json(asdict(report))
+        return
+    for name in (*report.removed, *report.swept):
+        click.echo(f"removed {name}")
+    count = len(report.removed)
+    click.echo(f"{count} versions removed, {human_bytes(report.freed_bytes)} freed")
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@store_options
+@version_option
+def pack(file: str, location: str | None, config: str | None, version: str | None) -> None:
+    """Write a version to FILE, a zip that --cache reads in place."""
+    import cache
+
+    _echo_shipment("packed", cache.pack(open_cache(location, config), file, version), file)
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@store_options
+def unpack(file: str, location: str | None, config: str | None) -> None:
+    """Put the version in FILE, a packed zip, into the cache and make it current."""
+    import cache
+
+    target = cache_location(location, config)
+    _echo_shipment("unpacked", cache.unpack(file, target), target)
+
+
+@click.command()
+@click.argument("url")
+@store_options
+@version_option
+def push(url: str, location: str | None, config: str | None, version: str | None) -> None:
+    """Copy a version to URL, only what is missing there, and make it current there."""
+    import cache
+
+    _echo_shipment("pushed", cache.push(open_cache(location, config), url, version), url)
+
+
+@click.command()
+@click.argument("url")
+@store_options
+@version_option
+def pull(url: str, location: str | None, config: str | None, version: str | None) -> None:
+    """Copy a version from URL, only what is missing, verify it and make it current here."""
+    import cache
+
+    target = cache_location(location, config)
+    _echo_shipment("pulled", cache.pull(url, target, version), target)
+
+
+def _echo_shipment(done: str, shipment: "Shipment", target: str) -> None:
+    click.echo(
+        f"{done} version {shipment.version[:16]} to {target}: {shipment.copied} files, "
+        f"{human_bytes(shipment.copied_bytes)}; {shipment.kept} were there"
+    )
+
+
+VERBS: tuple[click.Command, ...] = (versions, use, diff, gc, pack, unpack, push, pull)

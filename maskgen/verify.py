@@ -1,0 +1,105 @@
+"""A version against its own specs: every entry is checked, built again and compared."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cache import Entry, Store
+from cache.errors import CacheError
+from maskgen.build import build_entry
+from maskgen.certificate import certify
+from maskgen.entry import parse_entry
+from maskgen.errors import MaskgenError
+from maskgen.families import families
+from maskgen.progress import Progress
+from maskgen.spec import MaskSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing that deep verification found."""
+
+    entry: str
+    """Name of the entry."""
+    problem: str
+    """What was found, and what was expected."""
+
+    @property
+    def message(self) -> str:
+        """Both in one sentence."""
+        return f"entry {self.entry!r}: {self.problem}"
+
+
+def verify_deep(
+    store: Store,
+    version: str | None = None,
+    *,
+    run_functions: bool = False,
+    progress: Progress | None = None,
+) -> list[Difference]:
+    """Check every entry as the build did, build it again from its spec, and compare.
+
+    Args:
+        store: An open cache.
+        version: Version id or a prefix of one; the current version if left out.
+        run_functions: Whether ``module:function`` entries may be evaluated. That imports the module
+            that the cache names, so only for a cache that you trust.
+        progress: Called after each entry.
+
+    Returns:
+        What differs, by entry; empty when the version holds what its specs say.
+    """
+    chosen = store.version(version)
+    found: list[Difference] = []
+    for done, name in enumerate(chosen.entries, start=1):
+        try:
+            entry = store.load(name, chosen.id)
+            problems = list(_problems(entry, run_functions=run_functions))
+        except (CacheError, MaskgenError) as error:
+            problems = [str(error)]
+        found += [Difference(entry=name, problem=problem) for problem in problems]
+        if progress is not None:
+            progress(name, done, len(chosen.entries))
+    return found
+
+
+def _problems(entry: Entry, *, run_functions: bool) -> Iterator[str]:
+    mask = parse_entry(entry)
+    refused = _cannot_rebuild(mask.spec, run_functions=run_functions)
+    if refused:
+        yield refused
+        return
+    if not mask.spec.is_function:
+        # The spec may come from anyone, and the family trusts what it has checked.
+        families[mask.spec.family].check(mask.spec.Q_LEN, mask.spec.KV_LEN, mask.spec.family_params)
+    yield from certify(mask).findings
+    rebuilt = build_entry(mask.spec)
+    if dict(rebuilt.attrs) != dict(entry.attrs):
+        yield f"attributes are {dict(entry.attrs)}, built again they are {dict(rebuilt.attrs)}"
+    arrays = {**rebuilt.spans, **rebuilt.tables}
+    if sorted(arrays) != sorted(entry.arrays):
+        yield f"arrays are {sorted(entry.arrays)}, built again they are {sorted(arrays)}"
+        return
+    for name, values in sorted(arrays.items()):
+        if not np.array_equal(values, entry.arrays[name]):
+            yield f"array {name} is another one when built again"
+
+
+def _cannot_rebuild(spec: MaskSpec, *, run_functions: bool) -> str | None:
+    if spec.is_function:
+        if run_functions:
+            return None
+        return (
+            f"not compared: it comes from the function {spec.family}, which is only imported with "
+            "--run-functions"
+        )
+    family = families.get(spec.family)
+    if family is None:
+        return f"not compared: family {spec.family!r} is not installed"
+    if family.revision != spec.revision:
+        return (
+            f"not compared: built with revision {spec.revision} of {spec.family}, installed is "
+            f"revision {family.revision}; build again"
+        )
+    return None
