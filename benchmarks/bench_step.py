@@ -1,0 +1,91 @@
+"""What a bucket costs to compile and a step to run: whole-step against per-layer compilation.
+
+    python benchmarks/bench_step.py --size large --out results.csv
+
+Prints a table and appends rows to a CSV. Times are medians of CUDA events around graph replays; on
+the CPU (``--size tiny``) the same script runs eagerly, as a check of itself.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from benchmarks.results import Results
+from benchmarks.workload import SIZES, build_entries, make_replica
+from runtime.collectives import make_groups
+from runtime.compilation import size_recompile_limits
+from runtime.devices import Placement, enter_thread, place
+from runtime.graph import StaticStep
+from runtime.replica import Replica
+
+
+def time_step(step: StaticStep, replica: Replica, runs: int) -> float:
+    """Median milliseconds of a step."""
+    times = []
+    with replica.pool.activated():
+        for _ in range(3):
+            step.run()
+        for _ in range(runs):
+            if replica.device.type == "cuda":
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                step.run()
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end))
+            else:
+                began = time.perf_counter()
+                step.run()
+                times.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+def measure(
+    size_name: str, placement: Placement, kind: str, how: str, runs: int, results: Results
+) -> None:
+    """Warm up, capture and time every bucket of one variant."""
+    size = SIZES[size_name]
+    entries = build_entries(size, kind)
+    size_recompile_limits(len(entries), 1)
+    (group,) = make_groups(placement)
+    replica = make_replica(size, placement, group, entries, batch=1, compilation=how)
+    case = f"{size.name}, {kind}, compiled by {how}"
+    for context, step in replica.steps.items():
+        began = time.perf_counter()
+        step.warm_up()
+        results.add(f"{case}, ctx{context}", "warm-up", time.perf_counter() - began, "s")
+    for context, step in replica.steps.items():
+        step.capture()
+        ms = time_step(step, replica, runs)
+        results.add(f"{case}, ctx{context}", "step", ms, "ms")
+    if replica.device.type == "cuda":
+        peak = torch.cuda.max_memory_reserved(replica.device) / 2**30
+        results.add(case, "peak reserved", peak, "GiB")
+        torch.cuda.reset_peak_memory_stats()
+    replica.teardown()
+
+
+def main() -> None:
+    """Measure all variants."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", default="tiny", choices=SIZES)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--how", default="layer,step")
+    parser.add_argument("--kinds", default="layouts")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--out", default="benchmarks/results.csv")
+    options = parser.parse_args()
+    placement = place(options.device)
+    enter_thread(placement.devices[0], placement.threads)
+    results = Results("bench_step", options.out, placement.kind)
+    for kind in options.kinds.split(","):
+        hows = options.how if placement.kind == "cuda" else "none"
+        for how in hows.split(","):
+            measure(options.size, placement, kind, how, options.runs, results)
+            torch._dynamo.reset()
+
+
+if __name__ == "__main__":
+    main()
