@@ -1,0 +1,1 @@
+"""Static-graph training of speculative drafters over prebuilt masks."""

@@ -1,0 +1,231 @@
+"""A folder of tokenised samples: written by ``runtime.prepare``, read by training and evaluation.
+
+``meta.json`` describes the folder. ``{split}.safetensors`` holds every token of a split end to
+end: ``input_ids`` int32 ``[T]``, ``loss_mask`` uint8 ``[T]``, ``prompt_lens`` int32 ``[n]`` and
+``offsets`` int64 ``[n + 1]``. ``{split}.features.safetensors`` holds the target's hidden states
+beside them, ``features`` bfloat16 ``[T, K * H]``, where they are stored.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from runtime.errors import DatasetError
+
+FORMAT = 1
+SPLITS = ("train", "heldout")
+META = "meta.json"
+PREPARE = "run python -m runtime.prepare again"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sample:
+    """One tokenised sample of S tokens."""
+
+    input_ids: Tensor
+    """int32 ``[S]``."""
+    loss_mask: Tensor
+    """uint8 ``[S]``, 1 on the tokens to be learned (answers, their end token included)."""
+    prompt_len: int
+    """Leading tokens that a drafting test starts from."""
+    features: Tensor | None = None
+    """Target hidden states bfloat16 ``[S, K * H]``, None where they are not stored."""
+
+
+class Dataset:
+    """One split of a prepared folder. Safe to read from several threads."""
+
+    def __init__(
+        self, folder: Path, split: str, meta: Mapping[str, Any], arrays: Mapping[str, Tensor]
+    ) -> None:
+        self.folder = folder
+        self.split = split
+        self.meta: Mapping[str, Any] = meta
+        """The parsed ``meta.json``."""
+        self._arrays = arrays
+        self._offsets: list[int] = arrays["offsets"].tolist()
+        self._features: Any = None
+        path = folder / f"{split}.features.safetensors"
+        if meta["features"] == "stored" and len(self):
+            try:
+                opened: Any = safe_open(path, framework="pt")
+                self._features = opened.get_slice("features")
+                rows = self._features.get_shape()[0]
+            except (OSError, SafetensorError) as error:
+                raise DatasetError(f"{path} cannot be read ({error}); {PREPARE}") from error
+            if rows != self._offsets[-1]:
+                raise DatasetError(
+                    f"{path} must hold {self._offsets[-1]} rows, one a token, found {rows}; "
+                    f"{PREPARE}"
+                )
+
+    @classmethod
+    def open(cls, folder: str | Path, split: str) -> "Dataset":
+        """Open ``train`` or ``heldout``.
+
+        Raises:
+            DatasetError: The folder is missing, of another format, or damaged.
+        """
+        folder = Path(folder)
+        meta = read_meta(folder)
+        if meta is None:
+            raise DatasetError(f"{folder} holds no prepared data (no {META}); {PREPARE}")
+        if split not in SPLITS:
+            raise DatasetError(f"a split must be one of {', '.join(SPLITS)}, found {split!r}")
+        path = folder / f"{split}.safetensors"
+        try:
+            found = _sha256(path)
+            arrays = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise DatasetError(f"{path} cannot be read ({error}); {PREPARE}") from error
+        if found != meta["sha256"].get(path.name):
+            raise DatasetError(f"{path} is not the file that {META} names by SHA-256; {PREPARE}")
+        return cls(folder, split, meta, arrays)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sample."""
+        return [b - a for a, b in zip(self._offsets, self._offsets[1:], strict=False)]
+
+    @property
+    def layer_ids(self) -> tuple[int, ...]:
+        """Target layers whose outputs are the features, 0-based."""
+        return tuple(self.meta["layer_ids"])
+
+    @property
+    def feature_scale(self) -> tuple[float, ...]:
+        """Root mean square of each layer's features over the train split."""
+        return tuple(self.meta["feature_scale"])
+
+    @property
+    def has_features(self) -> bool:
+        """Whether ``sample`` returns features."""
+        return self._features is not None
+
+    def sample(self, i: int) -> Sample:
+        """The i-th sample.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        if not 0 <= i < len(self):
+            raise IndexError(f"sample {i} of {len(self)} in {self.folder} ({self.split})")
+        a, b = self._offsets[i], self._offsets[i + 1]
+        return Sample(
+            input_ids=self._arrays["input_ids"][a:b],
+            loss_mask=self._arrays["loss_mask"][a:b],
+            prompt_len=int(self._arrays["prompt_lens"][i]),
+            features=None if self._features is None else self._features[a:b],
+        )
+
+    def check_target(self, digest: str, layer_ids: Sequence[int]) -> None:
+        """Refuse another target than the one the data was prepared with.
+
+        Raises:
+            DatasetError: The target's digest or the feature layers differ.
+        """
+        if digest != self.meta["target"]["digest"]:
+            raise DatasetError(
+                f"{self.folder} was prepared with target {self.meta['target']['name']!r} "
+                f"({self.meta['target']['digest'][:12]}), the run's target is {digest[:12]}; "
+                f"{PREPARE} for it"
+            )
+        if tuple(layer_ids) != self.layer_ids:
+            raise DatasetError(
+                f"{self.folder} holds features of layers {list(self.layer_ids)}, the run asks for "
+                f"{list(layer_ids)}; {PREPARE} for them"
+            )
+
+
+def read_meta(folder: Path) -> dict[str, Any] | None:
+    """The parsed ``meta.json`` of a folder; None when there is none.
+
+    Raises:
+        DatasetError: It is no JSON, or of another format version.
+    """
+    try:
+        meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{folder / META} cannot be read ({error}); {PREPARE}") from error
+    if meta.get("format") != FORMAT:
+        raise DatasetError(
+            f"{folder / META} must be of format {FORMAT}, found {meta.get('format')!r}; {PREPARE}"
+        )
+    return meta
+
+
+def write_dataset(
+    folder: Path, splits: Mapping[str, Sequence[Sample]], meta: Mapping[str, Any]
+) -> None:
+    """Write a folder whole: beside, then in one rename, replacing an earlier dataset.
+
+    Args:
+        folder: Where it goes; must be absent, empty or an earlier dataset.
+        splits: Samples of ``train`` and ``heldout``; all with features when
+            ``meta["features"]`` is ``stored``.
+        meta: Everything in ``meta.json`` but format and digests, which are added here.
+
+    Raises:
+        DatasetError: ``folder`` holds something else.
+    """
+    if folder.exists() and not (folder / META).exists() and any(folder.iterdir()):
+        raise DatasetError(
+            f"{folder} must be empty or hold prepared data, found other files; "
+            "choose another [data] folder"
+        )
+    beside = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    sha256 = {}
+    for split in SPLITS:
+        samples = splits[split]
+        path = beside / f"{split}.safetensors"
+        save_file(_join(samples), path)
+        sha256[path.name] = _sha256(path)
+        if meta["features"] == "stored" and samples:
+            features = torch.cat([_stored_features(sample) for sample in samples])
+            save_file({"features": features}, beside / f"{split}.features.safetensors")
+    document = {"format": FORMAT, **meta, "sha256": sha256}
+    (beside / META).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    old = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    beside.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _join(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    none = torch.zeros(0, dtype=torch.int32)
+    lengths = [0, *(sample.input_ids.numel() for sample in samples)]
+    return {
+        "input_ids": torch.cat([none, *(s.input_ids for s in samples)]).to(torch.int32),
+        "loss_mask": torch.cat([none, *(s.loss_mask for s in samples)]).to(torch.uint8),
+        "prompt_lens": torch.tensor([s.prompt_len for s in samples], dtype=torch.int32),
+        "offsets": torch.tensor(lengths, dtype=torch.int64).cumsum(0),
+    }
+
+
+def _stored_features(sample: Sample) -> Tensor:
+    if sample.features is None:
+        raise DatasetError("every sample must have features where features are stored")
+    return sample.features.to(torch.bfloat16)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

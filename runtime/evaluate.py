@@ -1,0 +1,247 @@
+"""How well a drafter drafts: draft-and-verify on held-out prompts, trained against untrained.
+
+``python -m runtime.evaluate`` measures tau (mean tokens per target call, bonus included), checks
+that the speculative text is the target's own greedy text token for token, and compares speeds. All
+three decoders answer the same prompts one at a time.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from runtime.options import config_options, reporting
+from runtime.progress import Progress
+from runtime.scores import DrafterScore, EvaluationResult, Mismatch
+
+if TYPE_CHECKING:
+    from runtime.config import Config
+    from runtime.dataset import Dataset
+    from runtime.drafter import Drafter
+    from runtime.speculate import Decoded
+    from runtime.target import Target
+
+RESULT_FILE = "evaluate.json"
+WARM_UP_TOKENS = 4
+
+
+@click.command()
+@config_options
+@click.option(
+    "--drafter",
+    "drafter_folder",
+    metavar="FOLDER",
+    help="Drafter to evaluate.  [default: drafter in the run folder]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def main(
+    config_path: str, settings: tuple[str, ...], drafter_folder: str | None, as_json: bool
+) -> None:
+    """Measure acceptance length on held-out prompts, untrained against trained.
+
+    Exits with 3 when a speculative text differs from the target's own by more than rounding.
+    """
+    with reporting():
+        from runtime.config import read_config
+
+        config = read_config(config_path, settings)
+        result = evaluate(config, drafter_folder)
+    if as_json:
+        click.echo(json.dumps(result.as_dict()))
+    else:
+        click.echo(result.table())
+    if not result.exact:
+        sys.exit(3)
+
+
+def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> EvaluationResult:
+    """Run the whole of an evaluate command and write ``evaluate.json`` into the run folder.
+
+    Args:
+        config: The run file.
+        drafter_folder: A published drafter; the run's own if left out.
+    """
+    import torch
+
+    from runtime.dataset import Dataset
+    from runtime.devices import enter_thread, place
+    from runtime.export import load_published, servable
+    from runtime.initialise import initial_drafter
+    from runtime.target import Target
+
+    run_folder = Path(config.run.folder)
+    folder = Path(drafter_folder) if drafter_folder else run_folder / "drafter"
+    placement = place(config.run.devices, dtype=config.target.dtype, threads=config.run.threads)
+    device, dtype = placement.devices[0], placement.compute_dtype
+    enter_thread(device, placement.threads)
+    heldout, train = (Dataset.open(config.data.folder, split) for split in ("heldout", "train"))
+    drafter = load_published(folder, device=device, dtype=dtype)
+    target = Target.load(config.target.model, device=device, dtype=dtype)
+    heldout.check_target(target.digest, drafter.config.target_layer_ids)
+    untrained = initial_drafter(target, train, config, drafter.config)
+    scale = torch.tensor(heldout.feature_scale, device=device)
+    result = evaluate_drafter(
+        target,
+        drafter,
+        heldout,
+        config,
+        untrained=servable(untrained, scale).to(dtype),
+    )
+    run_folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result.as_dict(), indent=1) + "\n"
+    (run_folder / RESULT_FILE).write_text(text, encoding="utf-8")
+    if not drafter_folder:
+        _draw(run_folder, result)
+    return result
+
+
+def _draw(run_folder: Path, result: EvaluationResult) -> None:
+    """Draw the run's metrics again, with tau at both ends."""
+    from runtime.metrics import METRICS_FILE, read_metrics
+    from runtime.picture import PICTURE_FILE, draw_metrics
+
+    rows = read_metrics(run_folder / METRICS_FILE)
+    last = max((row["step"] for row in rows), default=0)
+    taus = [{"step": 0, "tau": result.untrained.tau}, {"step": last, "tau": result.trained.tau}]
+    draw_metrics([*rows, *taus], run_folder / PICTURE_FILE)
+
+
+def evaluate_drafter(
+    target: "Target",
+    drafter: "Drafter",
+    dataset: "Dataset",
+    config: "Config",
+    *,
+    untrained: "Drafter",
+) -> EvaluationResult:
+    """Decode held-out prompts greedily, and with both drafters.
+
+    Args:
+        target: The target.
+        drafter: Takes raw features (``export.servable``); on the target's device, in its dtype.
+        dataset: The held-out split.
+        config: ``evaluate.prompts`` and ``evaluate.max_new_tokens`` are read.
+        untrained: Where the drafter started from; as ``drafter``.
+
+    Raises:
+        NoSamplesError: No held-out sample has a prompt and an answer that is not repetition.
+    """
+    from runtime.answers import distinct_share
+    from runtime.speculate import DraftSession, greedy
+
+    prompts = {i: _prompt(dataset, i) for i in range(len(dataset))}
+    usable = {i: prompt for i, prompt in prompts.items() if prompt}
+    limit, wanted = config.evaluate.max_new_tokens, config.evaluate.prompts
+    sessions = [DraftSession(target, which) for which in (drafter, untrained)]
+    for prompt in list(usable.values())[:1]:
+        # The first calls on a device pay for its set-up.
+        greedy(target, prompt, min(limit, WARM_UP_TOKENS))
+        for session in sessions:
+            session.generate(prompt, min(limit, WARM_UP_TOKENS))
+    own: dict[int, Decoded] = {}
+    drafted: tuple[dict[int, Decoded], dict[int, Decoded]] = ({}, {})
+    repetitive = 0
+    with Progress("evaluate", min(wanted, len(usable))) as progress:
+        for i, prompt in usable.items():
+            if len(own) == wanted:
+                break
+            answer = greedy(target, prompt, limit)
+            if distinct_share(answer.tokens) < config.data.min_distinct_4grams:
+                repetitive += 1
+                continue
+            own[i] = answer
+            for session, answers in zip(sessions, drafted, strict=True):
+                answers[i] = session.generate(prompt, limit)
+            progress.advance()
+    if not own:
+        raise _no_prompts(dataset, len(prompts) - len(usable), repetitive)
+    size = drafter.config.draft_block_size
+    scores = [_score(target, prompts, answers, own, size) for answers in drafted]
+    return EvaluationResult(
+        prompts=len(own),
+        without_prompt=len(prompts) - len(usable),
+        repetitive=repetitive,
+        max_new_tokens=limit,
+        draft_block_size=size,
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        greedy_tokens_per_s=_speed(own),
+        trained=scores[0],
+        untrained=scores[1],
+    )
+
+
+def _no_prompts(dataset: "Dataset", without_prompt: int, repetitive: int) -> Exception:
+    from runtime.errors import NoSamplesError
+
+    return NoSamplesError(
+        f"{dataset.folder} must hold a held-out sample to evaluate on; set data.heldout and run "
+        "python -m runtime.prepare again",
+        {"without a prompt": without_prompt, "repetitive answer": repetitive},
+    )
+
+
+def _prompt(dataset: "Dataset", i: int) -> list[int]:
+    sample = dataset.sample(i)
+    return [int(token) for token in sample.input_ids[: sample.prompt_len]]
+
+
+def _score(
+    target: "Target",
+    prompts: Mapping[int, Sequence[int]],
+    answers: "Mapping[int, Decoded]",
+    own: "Mapping[int, Decoded]",
+    draft_block_size: int,
+) -> DrafterScore:
+    kept = [count for answer in answers.values() for count in answer.kept]
+    calls = max(len(kept), 1)
+    found = (
+        _compare(target, i, prompts[i], answer.tokens, own[i].tokens)
+        for i, answer in answers.items()
+    )
+    slots = range(1, draft_block_size)
+    return DrafterScore(
+        tau=sum(kept) / calls,
+        target_calls=len(kept),
+        new_tokens=sum(kept),
+        kept=tuple(kept.count(size) for size in (*slots, draft_block_size)),
+        acceptance=tuple(sum(count > slot for count in kept) / calls for slot in slots),
+        tokens_per_s=_speed(answers),
+        mismatches=tuple(mismatch for mismatch in found if mismatch is not None),
+    )
+
+
+def _compare(
+    target: "Target",
+    i: int,
+    prompt: Sequence[int],
+    speculative: Sequence[int],
+    greedy: Sequence[int],
+) -> Mismatch | None:
+    if tuple(speculative) == tuple(greedy):
+        return None
+    from runtime.speculate import choice_gap
+
+    longest = max(len(speculative), len(greedy))
+    tokens = [[*text, *[None] * (longest - len(text))] for text in (speculative, greedy)]
+    position = next(at for at in range(longest) if tokens[0][at] != tokens[1][at])
+    return Mismatch(
+        prompt=i,
+        position=position,
+        speculative=tokens[0][position],
+        greedy=tokens[1][position],
+        gap=choice_gap(target, prompt, speculative),
+    )
+
+
+def _speed(answers: "Mapping[int, Decoded]") -> float:
+    seconds = sum(answer.seconds for answer in answers.values())
+    tokens = sum(sum(answer.kept) for answer in answers.values())
+    return tokens / seconds if seconds else 0.0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Gradients into the flat tensor, and over the ranks, while the backward pass goes on."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import register_multi_grad_hook
+
+from runtime.collectives import Group
+from runtime.optimizer import FlatAdamW, Stage
+
+
+class GradientExchange:
+    """Copies each stage's gradients as they are finished and begins to reduce them.
+
+    Args:
+        optimizer: Its flat tensor receives the gradients.
+        group: Collectives.
+    """
+
+    def __init__(self, optimizer: FlatAdamW, group: Group) -> None:
+        self.optimizer = optimizer
+        self.group = group
+        self.reducing = False
+        """Off while warming up, when the other ranks do not step along."""
+        self._pending: list[Any] = []
+        for stage in optimizer.stages:
+            register_multi_grad_hook(stage.parameters, partial(self._finish_stage, stage))
+
+    def _finish_stage(self, stage: Stage, grads: Sequence[Tensor | None]) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(
+                list(stage.grad_views), [grad for grad in grads if grad is not None]
+            )
+        if self.reducing and len(stage.matrices):
+            self._pending.append(self.group.start_all_reduce(stage.matrices))
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute all gradients of ``loss`` into the flat tensor."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        for parameter in self.optimizer.parameters:
+            parameter.grad = None
+
+    def finish(self) -> None:
+        """Reduce vectors and sums, and wait for what is under way."""
+        if not self.reducing:
+            return
+        self._pending.append(self.group.start_all_reduce(self.optimizer.tail))
+        for work in self._pending:
+            work.wait()
+        self._pending.clear()

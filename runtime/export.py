@@ -1,0 +1,246 @@
+"""The published drafter folder: ``config.json`` and bf16 ``model.safetensors``.
+
+SGLang drops weight names that it does not know without a word, so the names written here are
+exactly the drafter's: no prefix, no embedding, no head, no rotary buffer.
+
+``python -m runtime.export`` writes such a folder from a run's checkpoint.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runtime.options import config_options, reporting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from runtime.checkpoint import Checkpoint
+    from runtime.drafter import Drafter, DrafterConfig
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+MASTER = "master."
+"""Prefix of the fp32 weights in a checkpoint."""
+
+
+@click.command()
+@config_options
+@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
+@click.option(
+    "--out", metavar="FOLDER", help="Where to write.  [default: drafter in the run folder]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def main(
+    config_path: str, settings: tuple[str, ...], step: int | None, out: str | None, as_json: bool
+) -> None:
+    """Write a checkpoint as a drafter folder that SGLang and vLLM serve."""
+    with reporting():
+        from runtime.config import read_config
+
+        config = read_config(config_path, settings)
+        run_folder = Path(config.run.folder)
+        checkpoint = _choose_checkpoint(run_folder / "checkpoints", step)
+        folder = _export(config, checkpoint, Path(out) if out else run_folder / "drafter")
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "step": checkpoint.step}))
+    else:
+        click.echo(f"{folder}: drafter of step {checkpoint.step}")
+
+
+def servable(drafter: "Drafter", feature_scale: "Tensor | None" = None) -> "Drafter":
+    """Make a drafter take the target's raw features, and need no gradient.
+
+    Args:
+        drafter: As trained, on features divided by ``feature_scale``; changed in place.
+        feature_scale: ``[K]``; None where it has been folded.
+
+    Returns:
+        The drafter.
+    """
+    from runtime.drafter import fold_feature_scale
+
+    drafter.requires_grad_(False).eval()
+    if feature_scale is not None:
+        drafter.fc.weight.copy_(fold_feature_scale(drafter.fc.weight, feature_scale))
+    return drafter
+
+
+def save_published(
+    folder: str | Path,
+    config: "DrafterConfig",
+    weights: "Mapping[str, Tensor]",
+    *,
+    feature_scale: "Tensor | None" = None,
+) -> Path:
+    """Write a drafter as SGLang, vLLM and ``load_published`` read it.
+
+    Each file appears whole or not at all; the config comes last.
+
+    Args:
+        folder: Made where it is missing; the two files in it are replaced.
+        config: The network.
+        weights: By their published names, as trained.
+        feature_scale: ``[K]``, folded into ``fc``; None where it has been.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: The weights are not exactly those of ``config``.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    from runtime.drafter import fold_feature_scale
+
+    where = Path(folder)
+    _check_weights("the weights to publish", config, weights)
+    published = {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in weights.items()
+    }
+    if feature_scale is not None:
+        # Folded before rounding, so that the served weight is rounded once.
+        folded = fold_feature_scale(weights["fc.weight"].detach().float(), feature_scale)
+        published["fc.weight"] = folded.to("cpu", torch.bfloat16).contiguous()
+    text = json.dumps(config.to_published(), indent=2) + "\n"
+    where.mkdir(parents=True, exist_ok=True)
+    _replace(where / WEIGHTS_FILE, lambda path: save_file(published, path, {"format": "pt"}))
+    _replace(where / CONFIG_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+    return where
+
+
+def load_published(
+    folder: str | Path,
+    *,
+    device: "torch.device | str" = "cpu",
+    dtype: "torch.dtype | None" = None,
+) -> "Drafter":
+    """Read a drafter folder, checked name by name and shape by shape.
+
+    Args:
+        folder: Written by ``save_published`` or another DFlash trainer.
+        device: Where the drafter goes.
+        dtype: What it computes in; as in the file if left out.
+
+    Returns:
+        A frozen drafter that takes raw features.
+
+    Raises:
+        CheckpointError: A file is missing or unreadable, or the weights are not exactly those that
+            the config names.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from runtime.drafter import Drafter, DrafterConfig
+
+    where = Path(folder)
+    config = DrafterConfig.from_published(_read_config(where / CONFIG_FILE))
+    path = where / WEIGHTS_FILE
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _no_drafter(path, "a safetensors file", error) from error
+    _check_weights(str(path), config, weights)
+    with torch.device("meta"):
+        drafter = Drafter(config)
+    drafter.to_empty(device="cpu").to(dtype or weights["fc.weight"].dtype)
+    drafter.load_state_dict(weights)
+    return servable(drafter.to(device))
+
+
+def _export(config: Any, checkpoint: "Checkpoint", folder: Path) -> Path:
+    import torch
+
+    from maskgen.spec import read_specs
+    from runtime.dataset import Dataset
+    from runtime.initialise import drafter_config
+    from runtime.masks import entry_name
+    from runtime.target import Target
+
+    state = checkpoint.load()
+    dataset = Dataset.open(config.data.folder, "train")
+    prefix = entry_name(config.train.masks, config.train.anchors, 0).removesuffix("0")
+    specs = [s for s in read_specs({"masks": config.masks}) if s.name.startswith(prefix)]
+    network = drafter_config(
+        Target.load(config.target.model),
+        num_layers=config.drafter.num_layers,
+        draft_block_size=int(specs[0].params["draft_block_size"]),
+        target_layer_ids=dataset.layer_ids,
+    )
+    weights = {
+        name.removeprefix(MASTER): tensor
+        for name, tensor in state.items()
+        if name.startswith(MASTER)
+    }
+    return save_published(
+        folder, network, weights, feature_scale=torch.tensor(dataset.feature_scale)
+    )
+
+
+def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":
+    from runtime.checkpoint import find_checkpoints
+    from runtime.errors import CheckpointError
+
+    found = find_checkpoints(root)
+    chosen = [item for item in found if step in (None, item.step)]
+    if not chosen:
+        steps = ", ".join(str(item.step) for item in found) or "none"
+        wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+        raise CheckpointError(
+            f"{root} must hold {wanted}, found {steps}; run python -m runtime.train first"
+        )
+    return chosen[0]
+
+
+def _check_weights(what: str, config: "DrafterConfig", weights: "Mapping[str, Tensor]") -> None:
+    import torch
+
+    from runtime.drafter import Drafter
+    from runtime.errors import CheckpointError
+
+    with torch.device("meta"):
+        wanted = {name: tuple(t.shape) for name, t in Drafter(config).state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    wrong = sorted({name for name, _ in wanted.items() ^ found.items()})
+    if wrong:
+        raise CheckpointError(
+            f"{what} must be the {len(wanted)} tensors that the drafter's config names; "
+            f"{len(wrong)} differ, first {wrong[0]}: expected {wanted.get(wrong[0], 'none')}, "
+            f"found {found.get(wrong[0], 'none')}"
+        )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        published = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _no_drafter(path, "a drafter's config", error) from error
+    if not isinstance(published, dict):
+        raise _no_drafter(path, "a JSON object", type(published).__name__)
+    return published
+
+
+def _no_drafter(path: Path, what: str, found: object) -> Exception:
+    from runtime.errors import CheckpointError
+
+    return CheckpointError(
+        f"{path} must be {what} ({found}); name a folder that runtime.train or runtime.export wrote"
+    )
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    beside = path.with_name(f".{path.name}.partial")
+    write(beside)
+    beside.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""``python -m runtime.generate``: writes an answer with a drafter, and shows what it saved."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runtime.options import reporting
+
+if TYPE_CHECKING:
+    from runtime.speculate import DraftSession
+    from runtime.target import Target
+
+DEFAULT_TARGET = "smollm2-135m"
+
+
+@click.command()
+@click.option("--drafter", "folder", required=True, metavar="FOLDER", help="Drafter folder.")
+@click.option("--prompt", required=True, help="What the user says.")
+@click.option(
+    "--target",
+    "target_name",
+    default=DEFAULT_TARGET,
+    show_default=True,
+    help="The model that the drafter was trained for: a name, a folder or a .gguf file.",
+)
+@click.option(
+    "--max-new-tokens", default=256, show_default=True, type=click.IntRange(min=1), metavar="N"
+)
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda:0 or auto.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def main(
+    folder: str, prompt: str, target_name: str, max_new_tokens: int, device: str, as_json: bool
+) -> None:
+    """Answer a prompt by draft and verify: the target's own greedy text, in fewer calls."""
+    with reporting():
+        from runtime.devices import enter_thread, place
+        from runtime.export import load_published
+        from runtime.speculate import DraftSession
+        from runtime.target import Target
+
+        placement = place(device)
+        where, dtype = placement.devices[0], placement.compute_dtype
+        enter_thread(where, placement.threads)
+        drafter = load_published(folder, device=where, dtype=dtype)
+        target = Target.load(target_name, device=where, dtype=dtype)
+        session = DraftSession(target, drafter)
+        counts, pieces = [], []
+        for new, piece in stream_text(session, target, prompt, max_new_tokens):
+            counts.append(new)
+            pieces.append(piece)
+            if not as_json:
+                click.echo(piece, nl=False)
+    calls = len(counts) - 1
+    # The first token comes from prefill.
+    tau = sum(counts[1:]) / calls if calls else 0.0
+    if as_json:
+        summary: dict[str, Any] = {"text": "".join(pieces), "tokens": sum(counts)}
+        click.echo(json.dumps({**summary, "target_calls": calls, "tau": tau}))
+    else:
+        click.echo(f"\n[{sum(counts)} tokens, {calls} target calls after prefill, tau {tau:.2f}]")
+
+
+def stream_text(
+    session: "DraftSession", target: "Target", prompt: str, max_new_tokens: int
+) -> Iterator[tuple[int, str]]:
+    """Answer a prompt piece by piece.
+
+    Args:
+        session: Decodes.
+        target: Its tokenizer and chat template are used.
+        prompt: One user message.
+        max_new_tokens: Longest answer.
+
+    Yields:
+        New tokens of a target call, and the text that became certain with them: a character whose
+        bytes are split over tokens comes whole, with the last of them.
+
+    Raises:
+        ConfigError: The target's chat template refuses the prompt, or it is too long.
+    """
+    from runtime.chat import Skipped, prompt_tokens
+    from runtime.errors import ConfigError
+
+    try:
+        prompt_ids = prompt_tokens(target.tokenizer, [{"role": "user", "content": prompt}])
+    except Skipped as error:
+        raise ConfigError(
+            "--prompt", prompt, f"must be accepted by the chat template of {target.name!r}"
+        ) from error
+    tokens: list[int] = []
+    shown = ""
+    for new in session.stream(prompt_ids, max_new_tokens):
+        tokens += [token for token in new if token not in target.eos_token_ids]
+        text = str(target.tokenizer.decode(tokens, skip_special_tokens=True))
+        # An unfinished character decodes to the replacement sign.
+        text = text.removesuffix("\ufffd")
+        yield len(new), text[len(shown) :]
+        shown = text
+
+
+if __name__ == "__main__":
+    main()

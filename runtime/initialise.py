@@ -1,0 +1,268 @@
+"""A drafter's first weights: random, or taken from the target's last layers.
+
+Starting from the target pays as a whole only: layers, final norm, query and key norms and a fusion
+that passes the last feature belong together, so that the untrained drafter already computes nearly
+what the target's last layers would.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from runtime.config import Config
+from runtime.dataset import Dataset
+from runtime.drafter import Drafter, DrafterConfig
+from runtime.errors import ConfigError
+from runtime.target import Target
+
+RANDOM_STD = 0.02
+"""Of every matrix in a random start."""
+FUSION_STD = 2e-4
+"""Of ``fc`` around its identity, when the start is the target. Small against the smallest features:
+a scale that outlier tokens dominate leaves those of ordinary tokens at a few hundredths."""
+CALIBRATION_SAMPLES = 8
+CALIBRATION_TOKENS = 96
+COPIED = (
+    "input_layernorm.weight",
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight",
+    "post_attention_layernorm.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+)
+"""What a draft layer takes from a target layer, name for name."""
+HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+
+
+def drafter_config(
+    target: Target, *, num_layers: int, draft_block_size: int, target_layer_ids: Sequence[int]
+) -> DrafterConfig:
+    """The config of a drafter shaped like ``target``'s own layers.
+
+    Raises:
+        ConfigError: The target's sizes or its RoPE scaling do not make a valid drafter.
+    """
+    config = target.config
+    heads = int(config.num_attention_heads)
+    theta, scaling = _rope(config)
+    return DrafterConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=int(config.intermediate_size),
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or target.hidden_size // heads),
+        rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        vocab_size=target.vocab_size,
+        draft_block_size=draft_block_size,
+        mask_token_id=target.mask_token_id,
+        target_layer_ids=tuple(target_layer_ids),
+        num_target_layers=target.num_layers,
+        max_position_embeddings=int(config.max_position_embeddings),
+    )
+
+
+def _rope(config: Any) -> tuple[float, dict[str, Any] | None]:
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    # Models that mix attention kinds keep one table for each kind.
+    rope = dict(rope.get("full_attention", rope))
+    theta = float(rope.pop("rope_theta", None) or getattr(config, "rope_theta", None) or 10000.0)
+    rope.pop("partial_rotary_factor", None)
+    kind = rope.pop("rope_type", "default")
+    return theta, None if kind == "default" else {"rope_type": kind, **rope}
+
+
+def initial_drafter(
+    target: Target, train: Dataset, config: Config, drafter: DrafterConfig
+) -> Drafter:
+    """The drafter that a run starts from; the same call gives the same weights again.
+
+    Args:
+        target: The frozen target.
+        train: The training split; its first samples calibrate the query and key norms.
+        config: ``drafter.init`` and ``run.seed`` are read.
+        drafter: The network.
+
+    Returns:
+        An fp32 drafter on the target's device.
+    """
+    generator = torch.Generator().manual_seed(config.run.seed)
+    if config.drafter.init == "random":
+        return random_start(drafter, generator, device=target.device)
+    return from_target(target, drafter, generator, input_ids=calibration_tokens(train))
+
+
+def calibration_tokens(train: Dataset) -> Tensor:
+    """A few real samples cut to one length, int64 ``[n, T]``."""
+    samples = [train.sample(i).input_ids for i in range(min(len(train), CALIBRATION_SAMPLES))]
+    length = min(CALIBRATION_TOKENS, *(len(sample) for sample in samples))
+    return torch.stack([torch.as_tensor(sample[:length]).long() for sample in samples])
+
+
+def random_start(
+    config: DrafterConfig, generator: torch.Generator, *, device: torch.device | str = "cpu"
+) -> Drafter:
+    """Matrices from N(0, 0.02), norms 1.
+
+    Args:
+        config: The network.
+        generator: On the CPU, so that every device starts from the same weights.
+        device: Where the drafter stands.
+    """
+    with torch.device("meta"):
+        drafter = Drafter(config)
+    drafter.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, RANDOM_STD, generator=generator)
+    return drafter.to(device)
+
+
+@torch.no_grad()
+def from_target(
+    target: Target, config: DrafterConfig, generator: torch.Generator, *, input_ids: Tensor
+) -> Drafter:
+    """Start from the target's last layers.
+
+    Draft layer i is target layer ``L_t - L + i`` and the final norm the target's. Query and key
+    norms, where the target has none of its own, are filled with the mean RMS of that layer's
+    queries and keys. ``fc`` passes the last feature, ``hidden_norm`` is the norm of the layer that
+    reads it in the target. Biases of the target's projections have no place in a drafter and are
+    left out.
+
+    Args:
+        target: A target of Llama-like layers.
+        config: The network; its sizes must be the target's.
+        generator: CPU generator of the small noise in ``fc``.
+        input_ids: Integers ``[n, T]``, real text without padding, to measure the RMS on.
+
+    Returns:
+        An fp32 drafter on the target's device.
+
+    Raises:
+        ConfigError: The target's layers are built differently, or there are fewer of them than
+            draft layers.
+    """
+    device = target.device
+    drafter = random_start(config, generator, device=device)
+    first = target.num_layers - config.num_hidden_layers
+    if first < 0:
+        raise ConfigError(
+            "drafter.num_layers",
+            config.num_hidden_layers,
+            f"must be at most the target's {target.num_layers} layers with drafter.init = 'target'",
+        )
+    _check_alike(target)
+    sources = list(target.layers)[first:]
+    for layer, source in zip(drafter.layers, sources, strict=True):
+        wanted, held = layer.state_dict(), source.state_dict()
+        for name in COPIED:
+            wanted[name].copy_(_take(held, name, wanted[name]))
+    rms = head_rms(target, sources, input_ids.to(device))
+    for layer, source, values in zip(drafter.layers, sources, rms, strict=True):
+        wanted, held = layer.state_dict(), source.state_dict()
+        for name, value in zip(HEAD_NORMS, values, strict=True):
+            if name in held:
+                wanted[name].copy_(_take(held, name, wanted[name]))
+            else:
+                wanted[name].fill_(value)
+    drafter.norm.weight.copy_(_norm_weight(target.final_norm, "final norm"))
+    reader = _reader_norm(target, config.target_layer_ids[-1])
+    drafter.hidden_norm.weight.copy_(_norm_weight(reader, "input norm"))
+    drafter.fc.weight.mul_(FUSION_STD / RANDOM_STD)
+    H = config.hidden_size
+    drafter.fc.weight[:, -H:].add_(torch.eye(H, device=device))
+    return drafter
+
+
+def head_rms(target: Target, layers: Sequence[Any], input_ids: Tensor) -> list[tuple[float, float]]:
+    """Mean RMS over tokens and heads of each layer's queries and keys, before RoPE.
+
+    Args:
+        target: The target.
+        layers: Some of its decoder layers.
+        input_ids: ``[n, T]`` on the target's device.
+    """
+    head_dim = int(
+        getattr(target.config, "head_dim", None)
+        or target.hidden_size // target.config.num_attention_heads
+    )
+    found: dict[Any, float] = {}
+
+    def record(module: nn.Module, _: object, output: Tensor) -> None:
+        heads = output.float().reshape(*output.shape[:-1], -1, head_dim)
+        found[module] = float(heads.pow(2).mean(-1).sqrt().mean())
+
+    pairs: list[Any] = [(layer.self_attn.q_proj, layer.self_attn.k_proj) for layer in layers]
+    with _hooked([module for pair in pairs for module in pair], record):
+        target.features(input_ids, [target.num_layers - 1])
+    return [(found[q], found[k]) for q, k in pairs]
+
+
+@contextlib.contextmanager
+def _hooked(modules: Sequence[Any], hook: Any) -> Iterator[None]:
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_alike(target: Target) -> None:
+    """Refuse a target whose layers a draft layer cannot stand in for."""
+    act = str(getattr(target.config, "hidden_act", "silu"))
+    rope = dict(getattr(target.config, "rope_parameters", None) or {})
+    if act not in ("silu", "swish"):
+        raise _unlike(f"its activation is {act}, a drafter's is silu")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise _unlike("it rotates a part of each head, a drafter rotates all of it")
+
+
+def _unlike(found: str) -> ConfigError:
+    return ConfigError(
+        "drafter.init",
+        "target",
+        f"needs a target of Llama-like layers, and {found}; set drafter.init = 'random'",
+    )
+
+
+def _take(held: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    if name not in held:
+        raise _unlike(f"its layers hold no {name}")
+    if held[name].shape != like.shape:
+        raise _unlike(
+            f"its {name} has shape {tuple(held[name].shape)}, a drafter's {tuple(like.shape)}"
+        )
+    return held[name]
+
+
+def _reader_norm(target: Target, layer_id: int) -> Any:
+    """The norm through which the target itself reads the output of layer ``layer_id``."""
+    if layer_id + 1 == target.num_layers:
+        return target.final_norm
+    return target.layers[layer_id + 1].input_layernorm
+
+
+def _norm_weight(norm: Any, what: str) -> Tensor:
+    """The weight of an RMSNorm that multiplies by it; others (1 + weight, mean) are refused."""
+    weight: Tensor = norm.weight
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) or 1e-6
+    probe = torch.linspace(-1.0, 2.0, weight.numel(), device=weight.device)
+    expected = rms_norm(probe, weight.shape, weight.float(), float(eps))
+    found = norm(probe.to(weight.dtype)).float()
+    if not torch.allclose(found, expected, rtol=0.05, atol=0.05):
+        raise _unlike(f"its {what} is no RMSNorm that multiplies by its weight")
+    return weight

@@ -1,0 +1,136 @@
+"""A bucket's mask entry on one device: every step's exact mask in tensors that never move.
+
+Layouts stay resident, all of them; a step copies the rows that its samples chose. Parametric masks
+are computed from the step's anchors. Both run inside the captured step.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+import maskgen
+from cache import Store
+from cache.errors import EntryNotFoundError
+from maskgen.entry import MaskEntry, load_entry
+from maskgen.mask_mod import spans_mask_mod
+from maskgen.tables import TABLE_FIELDS, BlockTables
+from runtime.attention import dense_mask
+from runtime.errors import BucketMissingError, ConfigError
+
+KIND_OF_ANCHORS = {"layouts": "layouts", "data": "parametric"}
+
+
+def entry_name(masks: str, anchors: str, context: int) -> str:
+    """Name of a bucket's entry: ``dflash/ctx2048``, or ``dflash-data/ctx2048``."""
+    return f"{masks}{'-data' if anchors == 'data' else ''}/ctx{context}"
+
+
+def load_bucket(store: Store, masks: str, anchors: str, context: int, config: str) -> MaskEntry:
+    """Load the entry of one bucket and check that it is of the kind that the run uses.
+
+    Raises:
+        BucketMissingError: The cache has no such entry; says what builds it.
+        ConfigError: The entry is of another family or kind.
+    """
+    name = entry_name(masks, anchors, context)
+    try:
+        entry = load_entry(store, name)
+    except EntryNotFoundError as error:
+        raise BucketMissingError(
+            f"the run needs mask {name!r}, and {store.location} does not hold it; add context "
+            f"{context} to [masks] of {config} and run: make masks CONFIG={config}"
+        ) from error
+    if entry.spec.family != "dflash" or entry.kind != KIND_OF_ANCHORS[anchors]:
+        raise ConfigError(
+            "train.masks",
+            masks,
+            f"entry {name!r} must be of family dflash and kind {KIND_OF_ANCHORS[anchors]}, "
+            f"and is {entry.spec.family}, {entry.kind}",
+        )
+    return entry
+
+
+class BucketMasks:
+    """The masks of one bucket on one device.
+
+    Args:
+        entry: Layouts or parametric, family dflash.
+        batch: Samples of a step on this device.
+        device: Where the tensors live.
+    """
+
+    def __init__(self, entry: MaskEntry, batch: int, device: torch.device) -> None:
+        self.entry = entry
+        self.batch = batch
+        bucket = entry.bucket
+        self.draft_block_size = int(entry.spec.params["draft_block_size"])
+        self.num_anchors = bucket.Q_LEN // self.draft_block_size
+        shape = (batch, 1, bucket.K, bucket.Q_LEN)
+        self.starts = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.ends = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.anchors = torch.zeros((batch, self.num_anchors), dtype=torch.int32, device=device)
+        self.n_valid = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.tables = BlockTables.empty(
+            B=batch,
+            H=1,
+            Q_LEN=bucket.Q_LEN,
+            KV_LEN=bucket.KV_LEN,
+            BLOCK_SIZE=bucket.BLOCK_SIZE,
+            device=device,
+        )
+        self._uses_tables = device.type == "cuda"
+        self._resident = self._load_layouts(device) if entry.kind == "layouts" else {}
+
+    def _load_layouts(self, device: torch.device) -> Mapping[str, Tensor]:
+        spans = self.entry.spans
+        resident = {
+            "starts": spans.starts,
+            "ends": spans.ends,
+            "anchors": self.entry.params["anchors"],
+            "n_valid": self.entry.params["n_valid"],
+        }
+        if self._uses_tables:
+            tables = self.entry.tables
+            resident |= {name: getattr(tables, name) for name in TABLE_FIELDS}
+        return {name: tensor.to(device) for name, tensor in resident.items()}
+
+    def use_layouts(self, layout: Tensor) -> None:
+        """Copy the chosen layouts into the static tensors.
+
+        Args:
+            layout: int64 ``[batch]``, indices into the entry's layouts.
+        """
+        for name, source in self._resident.items():
+            target = getattr(self.tables if name in TABLE_FIELDS else self, name)
+            torch.index_select(source, 0, layout, out=target)
+
+    def use_anchors(self, anchors: Tensor, n_valid: Tensor) -> None:
+        """Compute spans and exact tables of given anchors in the static tensors.
+
+        Args:
+            anchors: int32 ``[batch, N]``, ascending in the first ``n_valid``.
+            n_valid: int32 ``[batch]``.
+        """
+        self.anchors.copy_(anchors)
+        self.n_valid.copy_(n_valid)
+        maskgen.spans_into(
+            self.starts,
+            self.ends,
+            "dflash",
+            KV_LEN=self.entry.bucket.KV_LEN,
+            anchors=self.anchors,
+            n_valid=self.n_valid,
+            draft_block_size=self.draft_block_size,
+        )
+        if self._uses_tables:
+            maskgen.tables_into(self.tables, self.starts, self.ends)
+
+    def block_mask(self) -> BlockMask:
+        """Torch's BlockMask over the static tensors."""
+        return maskgen.block_mask_over(self.tables, spans_mask_mod(self.starts, self.ends))
+
+    def dense(self) -> Tensor:
+        """The current mask, bool ``[batch, 1, Q_LEN, KV_LEN]``."""
+        return dense_mask(self.starts, self.ends, self.entry.bucket.KV_LEN)

@@ -1,0 +1,111 @@
+"""What a run reports: one JSON line an interval, and the same on the terminal."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def interval_metrics(
+    totals: Mapping[str, float], *, step: int, lr: float, tokens: int, seconds: float, steps: int
+) -> dict[str, Any]:
+    """Turn a replica's sums over an interval into what people read.
+
+    Args:
+        totals: From ``Replica.read_totals``.
+        step: Finished steps.
+        lr: Learning rate of the last step.
+        tokens: Sample tokens of the interval, over all ranks.
+        seconds: Length of the interval.
+        steps: Steps of the interval.
+
+    Returns:
+        ``loss`` (weighted mean), ``tau_forced`` (mean tokens a target call would give if drafts
+        were checked against the data: 1 plus the drafts right in a row), ``accuracy`` by slot,
+        ``anchors_kept`` (share of the layouts' anchors that carried weight) and speeds.
+    """
+    weight = totals["weight"]
+    slots = [name.removeprefix("count_") for name in totals if name.startswith("count_")]
+    return {
+        "step": step,
+        "loss": _ratio(totals["loss"], weight),
+        "tau_forced": _ratio(totals["accepted"], totals["blocks"]),
+        "accuracy": [_ratio(totals[f"correct_{s}"], totals[f"count_{s}"]) for s in slots],
+        "lr": lr,
+        "grad_norm": totals["grad_norm"],
+        "anchors_kept": _ratio(totals["anchors_kept"], totals["anchors"]),
+        "anchors_per_step": totals["anchors_kept"] / max(steps, 1),
+        "skipped": int(totals["skipped"]),
+        "tokens_per_s": tokens / seconds if seconds else 0.0,
+        "step_ms": 1e3 * seconds / max(steps, 1),
+    }
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0
+
+
+class MetricsLog:
+    """Appends rows to ``metrics.jsonl`` and shows a bar on a terminal, plain lines elsewhere.
+
+    Args:
+        path: The file; rows past ``first_step`` from an interrupted run are dropped.
+        first_step: Where this run begins.
+        total_steps: Where it ends.
+        stream: For people; the standard error stream if left out.
+    """
+
+    def __init__(
+        self, path: Path, *, first_step: int, total_steps: int, stream: TextIO | None = None
+    ) -> None:
+        self.path = path
+        self.total_steps = total_steps
+        self._stream = stream or sys.stderr
+        kept = [row for row in read_metrics(path) if row["step"] <= first_step]
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        self._bar = (
+            tqdm(total=total_steps, initial=first_step, desc="train", unit="step")
+            if self._stream.isatty()
+            else None
+        )
+        self._began = time.monotonic()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row and show it."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        shown = (
+            f"loss {row['loss']:.3f}  tau~ {row['tau_forced']:.3f}  "
+            f"{row['step_ms']:.0f} ms/step  {row['tokens_per_s']:,.0f} tokens/s"
+        )
+        if self._bar is not None:
+            self._bar.update(row["step"] - self._bar.n)
+            self._bar.set_postfix_str(shown, refresh=False)
+            return
+        passed = time.monotonic() - self._began
+        self._stream.write(f"step {row['step']}/{self.total_steps}  {shown}  {passed:.0f} s\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Rows of a ``metrics.jsonl``; a torn last line, which a killed run leaves, is dropped."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows

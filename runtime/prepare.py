@@ -1,0 +1,221 @@
+"""``python -m runtime.prepare``: prompt files into tokenised samples that the target answered."""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runtime.options import config_options, reporting
+
+if TYPE_CHECKING:
+    from runtime.config import Config
+    from runtime.devices import Placement
+
+RULES = 1
+"""Raised whenever the rules of ``runtime.samples`` change what a folder holds."""
+
+
+@click.command()
+@config_options
+@click.option("--target", help="A folder, a .gguf file or a hub name; overrides target.model.")
+@click.option("--device", help="Such as cpu or cuda:0; overrides run.devices.")
+@click.option("--json", "as_json", is_flag=True, help="Print the closing table as JSON.")
+def main(
+    config_path: str,
+    settings: tuple[str, ...],
+    target: str | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Prepare data: read prompts, let the target answer them, write tokenised samples.
+
+    Does nothing when the folder holds just what these prompts, target and settings give.
+    """
+    overrides = [*settings]
+    overrides += [f"target.model={json.dumps(target)}"] if target else []
+    overrides += [f"run.devices={json.dumps(device)}"] if device else []
+    with reporting():
+        from runtime.config import read_config
+
+        rows = prepare(read_config(config_path, overrides))
+    if as_json:
+        click.echo(json.dumps(rows))
+    else:
+        click.echo("\n".join(f"{name:36} {value}" for name, value in rows.items()))
+
+
+def prepare(config: "Config") -> dict[str, Any]:
+    """Run the whole command.
+
+    Returns:
+        The rows of the closing table: what was kept, what was dropped by reason, and notes.
+
+    Raises:
+        ConfigError: A setting or a prompt file is wrong.
+        TargetNotFoundError: The target cannot be loaded.
+        NoSamplesError: Nothing is left to train on.
+        SampleTooLongError: A sample is too long and ``data.too_long`` is ``refuse``.
+        DatasetError: The folder holds something else than prepared data.
+    """
+    from runtime.dataset import read_meta
+    from runtime.devices import enter_thread, place
+    from runtime.target_files import find_target
+
+    # One device does all the work here, so it gets the cores that workers would share.
+    device = config.run.devices.split(",")[0]
+    placement = place(device, dtype=config.target.dtype, threads=config.run.threads)
+    folder = Path(config.data.folder)
+    found = read_meta(folder)
+    files = find_target(config.target.model)
+    if found is not None and found["key"] == _key(config, placement, files.digest):
+        return _table(found, f"{folder} (up to date)")
+    enter_thread(placement.devices[0], placement.threads)
+    began = time.perf_counter()
+    meta = _make(config, placement, folder)
+    return {**_table(meta, str(folder)), "seconds": round(time.perf_counter() - began, 1)}
+
+
+def largest_context(masks: Mapping[str, Any]) -> int:
+    """The largest ``context`` of the ``[masks]`` entries, in tokens: the longest sample.
+
+    Raises:
+        ConfigError: No entry has a context.
+    """
+    from runtime.errors import ConfigError
+
+    contexts: list[int] = []
+    for entry in masks.get("entry", []):
+        value = entry.get("context", [])
+        contexts += [value] if isinstance(value, int) else list(value)
+    if not contexts:
+        raise ConfigError("masks.entry", contexts, "at least one entry must have a context")
+    return max(contexts)
+
+
+def _make(config: "Config", placement: "Placement", folder: Path) -> dict[str, Any]:
+    from runtime.dataset import write_dataset
+    from runtime.errors import ConfigError, NoSamplesError
+    from runtime.samples import Counts, SampleMaker, split, to_sample
+    from runtime.target import Target
+    from runtime.text import read_records
+
+    counts = Counts()
+    context = largest_context(config.masks)
+    records = read_records(config.data.prompts, counts.dropped)
+    if not records:
+        raise NoSamplesError("the prompt files hold nothing to use", counts.dropped)
+    _say(f"loading target {config.target.model}")
+    target = Target.load(
+        config.target.model, device=placement.devices[0], dtype=placement.compute_dtype
+    )
+    if target.max_positions is not None and context > target.max_positions:
+        raise ConfigError(
+            "masks.entry.context", context, f"must be at most the target's {target.max_positions}"
+        )
+    maker = SampleMaker(
+        target=target,
+        data=config.data,
+        context=context,
+        layer_ids=target.default_layer_ids(config.target.num_features),
+        store=_stores(config, placement),
+        counts=counts,
+    )
+    drafts = maker.make(records)
+    train, heldout = split(
+        drafts, config.data.heldout, config.run.seed, heldout_from=config.data.heldout_from
+    )
+    if not train:
+        raise NoSamplesError(
+            f"no sample is left for training: {len(records)} records gave {len(drafts)} samples, "
+            f"data.heldout keeps {config.data.heldout} out",
+            +counts.dropped,
+        )
+    meta = {
+        "key": _key(config, placement, target.digest),
+        "target": {"name": target.name, "digest": target.digest},
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "layer_ids": list(maker.layer_ids),
+        "features": "stored" if maker.store else "online",
+        "feature_dtype": "bfloat16",
+        "feature_scale": maker.feature_scale(train),
+        "context": context,
+        "seed": config.run.seed,
+        "counts": {
+            "records": len(records),
+            "train samples": len(train),
+            "held-out samples": len(heldout),
+            "train tokens": sum(len(draft.input_ids) for draft in train),
+            "train supervised tokens": sum(sum(draft.loss_mask) for draft in train),
+        },
+        "dropped": _sorted(counts.dropped),
+        "noted": _sorted(counts.noted),
+    }
+    samples = {
+        name: [to_sample(d) for d in of] for name, of in (("train", train), ("heldout", heldout))
+    }
+    write_dataset(folder, samples, meta)
+    return meta
+
+
+def _key(config: "Config", placement: "Placement", target_digest: str) -> str:
+    """SHA-256 of everything that the folder's content depends on."""
+    from runtime.errors import ConfigError
+
+    prompts = []
+    for path in map(Path, config.data.prompts):
+        try:
+            with path.open("rb") as stream:
+                prompts.append([path.suffix, hashlib.file_digest(stream, "sha256").hexdigest()])
+        except OSError as error:
+            raise ConfigError(
+                "data.prompts", str(path), f"must be a readable file ({error.strerror})"
+            ) from error
+    data = config.data
+    document = {
+        "rules": RULES,
+        "prompts": prompts,
+        "target": target_digest,
+        "dtype": str(placement.compute_dtype),
+        "num_features": config.target.num_features,
+        "store": _stores(config, placement),
+        "context": largest_context(config.masks),
+        "seed": config.run.seed,
+        "data": [
+            data.heldout,
+            data.heldout_from,
+            data.max_new_tokens,
+            data.min_answer_tokens,
+            data.min_distinct_4grams,
+            data.too_long,
+        ],
+    }
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _stores(config: "Config", placement: "Placement") -> bool:
+    wanted = config.data.features
+    return placement.kind == "cpu" if wanted == "auto" else wanted == "stored"
+
+
+def _table(meta: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    rows: dict[str, Any] = {"folder": folder, "target": meta["target"]["name"], **meta["counts"]}
+    rows |= {f"dropped: {reason}": count for reason, count in meta["dropped"].items()}
+    return rows | {f"noted: {what}": count for what, count in meta["noted"].items()}
+
+
+def _sorted(counter: Mapping[str, int]) -> dict[str, int]:
+    return {reason: count for reason, count in sorted(counter.items()) if count}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""Records into samples: tokenise, let the target answer, filter, and count what was left out.
+
+Rules, in this order:
+
+* A conversation that ends with the user is answered greedily; one that ends with an answer is
+  taken as it is. A prompt seen before is dropped.
+* Plain text is cut into pieces of the largest context, the last one being what is left. Every
+  token of a piece but its first is supervised; a drafting test starts in its middle.
+* A sample longer than the largest context is cut, skipped or refused (``data.too_long``). A prompt
+  that leaves no room for the shortest answer is dropped, or refused, as it cannot be cut.
+* A sample with fewer supervised tokens than ``data.min_answer_tokens`` is dropped.
+* An answer of which fewer than ``data.min_distinct_4grams`` of the 4-grams are distinct is
+  repetition and dropped. Only answers of the target are judged.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.answers import Answer, answer_all, distinct_share, step_count
+from runtime.chat import Skipped, check_messages, conversation_tokens, prompt_tokens
+from runtime.config import DataConfig
+from runtime.dataset import Sample
+from runtime.errors import SampleTooLongError
+from runtime.progress import Progress
+from runtime.target import Target
+from runtime.text import Record
+
+FORWARD_TOKENS = 4096
+"""Tokens of one forward pass for the features of samples that were not answered here."""
+SCALE_SAMPLES = 64
+"""Samples that ``feature_scale`` is measured on where features are not stored."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Draft:
+    """A sample in the making."""
+
+    identity: str
+    """SHA-256 of its prompt; decides the split."""
+    source: str
+    input_ids: list[int]
+    loss_mask: list[int]
+    prompt_len: int
+    features: Tensor | None = None
+    is_open: bool = False
+    """Whether it still has to be answered."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Counts:
+    """What became of the records."""
+
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Reason -> records or pieces left out."""
+    noted: Counter[str] = field(default_factory=Counter)
+    """What happened to samples that were kept or judged."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleMaker:
+    """Turns records into samples for one target and one set of rules."""
+
+    target: Target
+    data: DataConfig
+    context: int
+    """Longest sample, in tokens: the largest context of the mask entries."""
+    layer_ids: tuple[int, ...]
+    store: bool
+    """Whether samples keep their features."""
+    counts: Counts
+
+    def make(self, records: Sequence[Record]) -> list[Draft]:
+        """All samples of the records, in their order.
+
+        Raises:
+            SampleTooLongError: A sample is too long and ``data.too_long`` is ``refuse``.
+        """
+        drafts: list[Draft] = []
+        seen: set[str] = set()
+        for record in records:
+            for draft in self._tokenise(record):
+                if draft.identity in seen:
+                    self.counts.dropped["duplicate prompt"] += 1
+                    continue
+                seen.add(draft.identity)
+                drafts.append(draft)
+        drafts = [draft for draft in drafts if not self._has_foreign_token(draft)]
+        drafts = self._answer(drafts)
+        kept = [fitted for draft in drafts if (fitted := self._fit(draft)) is not None]
+        return self._with_features(kept) if self.store else kept
+
+    def feature_scale(self, drafts: Sequence[Draft]) -> list[float]:
+        """Root mean square of each layer's features, K numbers.
+
+        Stored features are all used, else those of the first samples. The first token of each
+        sample is left out: models park a huge constant there, which would set the scale alone.
+        """
+        squares = torch.zeros(len(self.layer_ids), dtype=torch.float64)
+        positions = 0
+        used = drafts if self.store else self._with_features(drafts[:SCALE_SAMPLES])
+        for draft in used:
+            assert draft.features is not None, "filled by _with_features"
+            rows = (
+                draft.features[1:].float().reshape(-1, len(self.layer_ids), self.target.hidden_size)
+            )
+            squares += rows.square().mean(dim=-1).sum(dim=0, dtype=torch.float64)
+            positions += rows.shape[0]
+        return [float(value) for value in (squares / max(1, positions)).sqrt()]
+
+    def _tokenise(self, record: Record) -> list[Draft]:
+        if record.text is not None:
+            return self._cut_text(record.source, record.text)
+        try:
+            messages = check_messages(record.messages)
+            if messages[-1]["role"] == "user":
+                ids = prompt_tokens(self.target.tokenizer, messages)
+                mask = [0] * len(ids)
+                asked = messages
+            else:
+                conversation = conversation_tokens(
+                    self.target.tokenizer, messages, self.target.eos_token_ids
+                )
+                ids, mask = conversation.input_ids, conversation.loss_mask
+                asked = messages[:-1]
+        except Skipped as skipped:
+            self.counts.dropped[skipped.reason] += 1
+            return []
+        return [
+            Draft(
+                identity=_identity(asked),
+                source=record.source,
+                input_ids=ids,
+                loss_mask=mask,
+                prompt_len=_last_answer_start(mask),
+                is_open=messages[-1]["role"] == "user",
+            )
+        ]
+
+    def _cut_text(self, source: str, text: str) -> list[Draft]:
+        tokenizer = self.target.tokenizer
+        # One token sequence for the whole file: its length warning does not concern the pieces.
+        ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        pieces = [ids[i : i + self.context] for i in range(0, len(ids), self.context)]
+        return [
+            Draft(
+                identity=_identity(piece),
+                source=source,
+                input_ids=piece,
+                loss_mask=[0] + [1] * (len(piece) - 1),
+                prompt_len=max(1, len(piece) // 2),
+            )
+            for piece in pieces
+        ]
+
+    def _has_foreign_token(self, draft: Draft) -> bool:
+        foreign = not all(0 <= token < self.target.vocab_size for token in draft.input_ids)
+        self.counts.dropped["token outside the embedding"] += foreign
+        return foreign
+
+    def _answer(self, drafts: list[Draft]) -> list[Draft]:
+        """Answer what is open; drafts that have their answers pass through in place."""
+        open_drafts: dict[int, Draft] = {}
+        finished: dict[int, Draft] = {}
+        for index, draft in enumerate(drafts):
+            if not draft.is_open:
+                finished[index] = draft
+            elif len(draft.input_ids) + self.data.min_answer_tokens <= self.context:
+                open_drafts[index] = draft
+            else:
+                self._refuse_if_asked(draft, len(draft.input_ids) + self.data.min_answer_tokens)
+                self.counts.dropped["prompt too long"] += 1
+        prompts = [draft.input_ids for draft in open_drafts.values()]
+        # One token more than fits shows that an answer is too long.
+        limits = [
+            min(self.data.max_new_tokens, self.context - len(prompt) + 1) for prompt in prompts
+        ]
+        answers = self._generate(prompts, limits) if prompts else []
+        for (index, draft), answer in zip(open_drafts.items(), answers, strict=True):
+            self.counts.noted["answered"] += 1
+            self.counts.noted["answer tokens"] += len(answer.token_ids)
+            self.counts.noted["answers ended by the model"] += answer.ended
+            if distinct_share(answer.token_ids) < self.data.min_distinct_4grams:
+                self.counts.dropped["repetition"] += 1
+                continue
+            finished[index] = replace(
+                draft,
+                input_ids=draft.input_ids + answer.token_ids,
+                loss_mask=draft.loss_mask + [1] * len(answer.token_ids),
+                features=answer.features,
+                is_open=False,
+            )
+        return [finished[index] for index in sorted(finished)]
+
+    def _generate(self, prompts: list[list[int]], limits: list[int]) -> list[Answer]:
+        steps = step_count(prompts, limits, self.data.batch)
+        with Progress(f"answering {len(prompts)} prompts", steps) as progress:
+            return answer_all(
+                self.target,
+                prompts,
+                limits,
+                batch=self.data.batch,
+                layer_ids=self.layer_ids if self.store else (),
+                advance=progress.advance,
+            )
+
+    def _fit(self, draft: Draft) -> Draft | None:
+        """Apply the rules on length and supervision; None when the sample is dropped."""
+        if len(draft.input_ids) > self.context:
+            self._refuse_if_asked(draft, len(draft.input_ids))
+            if self.data.too_long == "skip":
+                self.counts.dropped["longer than the largest context"] += 1
+                return None
+            self.counts.noted["cut at the largest context"] += 1
+            features = draft.features
+            draft = replace(
+                draft,
+                input_ids=draft.input_ids[: self.context],
+                loss_mask=draft.loss_mask[: self.context],
+                features=None if features is None else features[: self.context],
+            )
+            draft = replace(draft, prompt_len=_last_answer_start(draft.loss_mask))
+        if sum(draft.loss_mask) < self.data.min_answer_tokens:
+            self.counts.dropped["too few supervised tokens"] += 1
+            return None
+        if draft.features is not None and not bool(draft.features.isfinite().all()):
+            self.counts.dropped["features not finite"] += 1
+            return None
+        return draft
+
+    def _refuse_if_asked(self, draft: Draft, length: int) -> None:
+        if self.data.too_long == "refuse":
+            raise SampleTooLongError(
+                f"{draft.source} needs at least {length} tokens, the largest context of the mask "
+                f"entries is {self.context}; set data.too_long to cut or skip, or add a larger one"
+            )
+
+    def _with_features(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """Fill missing features by forward passes over samples of similar length."""
+        missing = [index for index, draft in enumerate(drafts) if draft.features is None]
+        missing.sort(key=lambda index: len(drafts[index].input_ids))
+        filled = list(drafts)
+        batch: list[int] = []
+        for position, index in enumerate(missing):
+            batch.append(index)
+            longest = len(drafts[index].input_ids)
+            if position + 1 == len(missing) or longest * (len(batch) + 1) > FORWARD_TOKENS:
+                self._forward(filled, batch, longest)
+                batch = []
+        finite = [d for d in filled if d.features is not None and bool(d.features.isfinite().all())]
+        self.counts.dropped["features not finite"] += len(filled) - len(finite)
+        return finite
+
+    def _forward(self, drafts: list[Draft], indices: Sequence[int], longest: int) -> None:
+        rows = [drafts[i].input_ids + [0] * (longest - len(drafts[i].input_ids)) for i in indices]
+        ids = torch.tensor(rows, device=self.target.device)
+        features = self.target.features(ids, self.layer_ids).to(torch.bfloat16).cpu()
+        for row, index in enumerate(indices):
+            length = len(drafts[index].input_ids)
+            drafts[index] = replace(drafts[index], features=features[row, :length].clone())
+
+
+def split(
+    drafts: Sequence[Draft], heldout: int, seed: int, *, heldout_from: str = ""
+) -> tuple[list[Draft], list[Draft]]:
+    """Keep ``heldout`` samples out of training, chosen by the hash of seed and prompt.
+
+    Args:
+        drafts: Samples.
+        heldout: How many to keep out.
+        seed: Keys the choice.
+        heldout_from: Choose among the samples of this file only; of all files when empty.
+
+    Returns:
+        Train and held-out samples, each in the order given.
+    """
+    eligible = [
+        d for d in drafts if d.source.startswith(f"{heldout_from}:" if heldout_from else "")
+    ]
+    ranked = sorted(eligible, key=lambda draft: _sha256(f"{seed}:{draft.identity}"))
+    chosen = {draft.identity for draft in ranked[:heldout]}
+    return (
+        [draft for draft in drafts if draft.identity not in chosen],
+        [draft for draft in drafts if draft.identity in chosen],
+    )
+
+
+def to_sample(draft: Draft) -> Sample:
+    """The tensors that are written."""
+    return Sample(
+        input_ids=torch.tensor(draft.input_ids, dtype=torch.int32),
+        loss_mask=torch.tensor(draft.loss_mask, dtype=torch.uint8),
+        prompt_len=draft.prompt_len,
+        features=draft.features,
+    )
+
+
+def _last_answer_start(loss_mask: Sequence[int]) -> int:
+    """Where the last run of supervised tokens begins; the length when there is none."""
+    end = len(loss_mask)
+    while end and not loss_mask[end - 1]:
+        end -= 1
+    start = end
+    while start and loss_mask[start - 1]:
+        start -= 1
+    return start if end else len(loss_mask)
+
+
+def _identity(content: Any) -> str:
+    return _sha256(json.dumps(content, sort_keys=True))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

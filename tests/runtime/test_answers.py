@@ -1,0 +1,111 @@
+import pytest
+import torch
+from transformers.cache_utils import DynamicLayer
+
+from runtime.answers import KVBuffer, answer_all, distinct_share, step_count
+from tests.runtime.tiny_llama import prompts, tiny_target
+
+LAYER_IDS = (1, 4)
+
+
+def greedy(target, prompt, limit):
+    """Token by token, each from a whole forward pass of the model itself."""
+    ids = list(prompt)
+    for _ in range(limit):
+        logits = target.model(input_ids=torch.tensor([ids])).logits
+        ids.append(int(logits[0, -1].argmax()))
+        if ids[-1] in target.eos_token_ids:
+            break
+    return ids[len(prompt) :]
+
+
+def ending_target():
+    """Some answers end early, at different lengths."""
+    target = tiny_target(initializer_range=0.4)
+    target.model.generation_config.eos_token_id = [2, 5, 9]
+    return target
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_answers_equal_greedy_decoding_one_by_one(batch):
+    target = ending_target()
+    questions = prompts(9)
+    limits = [1, 12, 7, 12, 12, 3, 12, 12, 12]
+    answers = answer_all(target, questions, limits, batch=batch)
+    expected = [greedy(target, *pair) for pair in zip(questions, limits, strict=True)]
+    assert [answer.token_ids for answer in answers] == expected
+    ends = [tokens[-1] in (2, 5, 9) for tokens in expected]
+    assert [answer.ended for answer in answers] == ends
+    assert 0 < sum(ends) < 9, "the model must end some answers and not others"
+    assert all(answer.features is None for answer in answers)
+
+
+def test_features_equal_a_forward_pass_over_prompt_and_answer():
+    target = ending_target()
+    questions = prompts(6)
+    answers = answer_all(target, questions, [10] * 6, batch=6, layer_ids=LAYER_IDS)
+    for question, answer in zip(questions, answers, strict=True):
+        whole = torch.tensor([list(question) + answer.token_ids])
+        states = target.model(input_ids=whole, output_hidden_states=True).hidden_states
+        expected = torch.cat([states[layer + 1] for layer in LAYER_IDS], dim=-1)[0]
+        assert answer.features.dtype == torch.bfloat16
+        torch.testing.assert_close(answer.features.float(), expected, rtol=0.01, atol=0.01)
+
+
+def test_steps_reported_are_the_steps_announced():
+    target = ending_target()
+    questions = prompts(7)
+    limits = [6, 6, 6, 6, 2, 2, 2]
+    done = []
+    answer_all(target, questions, limits, batch=3, advance=done.append)
+    assert sum(done) == step_count(questions, limits, 3)
+
+
+def test_sliding_layers_keep_their_own_cache():
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    from runtime.target import Target
+
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=5,
+        initializer_range=0.4, pad_token_id=0, eos_token_id=2, bos_token_id=1,
+    )  # fmt: skip
+    target = Target(Gemma2ForCausalLM(config), tiny_target().tokenizer, name="sliding")
+    questions = prompts(3)
+    answers = answer_all(target, questions, [8] * 3, batch=3)
+    assert [a.token_ids for a in answers] == [greedy(target, q, 8) for q in questions]
+
+
+def test_buffer_holds_what_a_dynamic_layer_holds():
+    generator = torch.Generator().manual_seed(0)
+    buffer, plain = KVBuffer(), DynamicLayer()
+    for length in (5, 1, 70, 1, 1):
+        keys, values = torch.randn(2, 3, 2, length, 4, generator=generator)
+        for found, expected in zip(
+            buffer.update(keys, values), plain.update(keys, values), strict=True
+        ):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert buffer.get_seq_length() == plain.get_seq_length()
+    index = torch.tensor([2, 0])
+    buffer.batch_select_indices(index)
+    plain.batch_select_indices(index)
+    keys = torch.randn(2, 2, 1, 4, generator=generator)
+    for found, expected in zip(buffer.update(keys, keys), plain.update(keys, keys), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share"),
+    [
+        ([], 1.0),
+        ([1, 2, 3], 1.0),
+        ([1, 2, 3, 4], 1.0),
+        ([1, 1, 1, 1, 1, 1], 1 / 3),
+        ([1, 2, 1, 2, 1, 2, 1], 1 / 2),
+        ([1, 2, 3, 4, 5, 1, 2, 3, 4], 5 / 6),
+    ],
+)
+def test_share_of_distinct_4grams(tokens, share):
+    assert distinct_share(tokens) == pytest.approx(share)

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from runtime.checkpoint import find_checkpoints, latest_checkpoint, save_checkpoint
+from runtime.errors import CheckpointError
+
+
+def save(root, step, fingerprint="a" * 64, keep=9):
+    state = {"master.fc.weight": torch.full((2, 3), float(step)), "step": torch.tensor(float(step))}
+    return save_checkpoint(root, state, step=step, fingerprint=fingerprint, keep=keep)
+
+
+def test_the_newest_checkpoint_comes_back_as_saved(tmp_path):
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    checkpoint = latest_checkpoint(tmp_path, "a" * 64)
+    assert checkpoint.step == 20
+    state = checkpoint.load()
+    assert torch.equal(state["master.fc.weight"], torch.full((2, 3), 20.0))
+    assert state["step"].item() == 20.0
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, keep=2)
+    assert [item.step for item in find_checkpoints(tmp_path)] == [4, 3]
+
+
+def test_a_folder_without_meta_is_no_checkpoint(tmp_path):
+    save(tmp_path, 10)
+    half = save(tmp_path, 20)
+    (half / "meta.json").unlink()
+    assert latest_checkpoint(tmp_path, "a" * 64).step == 10
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-1], "damaged"),
+        (lambda data: data[: len(data) // 2], "damaged"),
+        (lambda data: b"", "damaged"),
+        (lambda data: data + b"1234", "damaged"),
+        (lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], "damaged"),
+    ],
+)
+def test_a_damaged_state_is_refused_by_name(tmp_path, damage, message):
+    folder = save(tmp_path, 10)
+    path = folder / "state.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CheckpointError, match=rf"state\.safetensors is {message}"):
+        latest_checkpoint(tmp_path, "a" * 64).load()
+
+
+def test_a_missing_state_is_refused(tmp_path):
+    (save(tmp_path, 10) / "state.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        latest_checkpoint(tmp_path, "a" * 64).load()
+
+
+def test_another_runs_checkpoints_are_refused_not_overwritten(tmp_path):
+    save(tmp_path, 10)
+    with pytest.raises(CheckpointError, match=r"another run.*--fresh"):
+        latest_checkpoint(tmp_path, "b" * 64)
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    save(tmp_path, 10)
+    state = {"step": torch.tensor(0.0)}
+    save_checkpoint(tmp_path, state, step=10, fingerprint="a" * 64, keep=2)
+    assert set(latest_checkpoint(tmp_path, "a" * 64).load()) == {"step"}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]

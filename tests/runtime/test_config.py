@@ -1,0 +1,69 @@
+import pytest
+
+from runtime.config import parse_config, read_config
+from runtime.errors import ConfigError
+
+
+def test_the_demo_run_file_is_read():
+    config = read_config("configs/demo.toml")
+    assert config.target.model == "smollm2-135m"
+    assert config.cache == "build/masks.zarr"
+
+
+def test_defaults_fill_what_a_file_leaves_out():
+    config = parse_config({"train": {"lr": 1}})
+    assert config.train.lr == 1.0
+    assert isinstance(config.train.lr, float)
+    assert config.train.beta1 == 0.9
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"trian": {}}, r"trian.*unknown section; did you mean 'train'\?"),
+        ({"train": {"stepz": 3}}, r"train\.stepz.*did you mean 'steps'\?"),
+        ({"train": {"zzz": 3}}, r"known are anchors, beta1"),
+        ({"train": 3}, r"must be a table, \[train\]"),
+        ({"train": {"steps": "3"}}, "must be of type int"),
+        ({"train": {"steps": True}}, "must be of type int"),
+        ({"train": {"steps": 0}}, "must be at least 1"),
+        ({"train": {"anchors": "both"}}, "must be one of layouts, data"),
+        ({"data": {"prompts": [1]}}, "must be a list of strings"),
+        ({"train": {"lr": float("nan")}}, "must be finite"),
+        ({"train": {"lr": float("inf")}}, "must be finite"),
+        ({"train": {"beta2": 1.5}}, "must be below 1"),
+        ({"run": {"seed": -1}}, "must be at least 0"),
+    ],
+)
+def test_a_bad_value_names_its_field_and_the_rule(raw, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(raw)
+    assert caught.value.exit_code == 2
+
+
+def test_overrides_are_toml_or_a_bare_word(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nsteps = 5\n")
+    settings = ["train.steps=7", "run.devices=cpu,cpu", 'data.prompts=["a", "b"]', "train.lr=2e-3"]
+    config = read_config(path, settings)
+    assert config.train.steps == 7
+    assert config.run.devices == "cpu,cpu"
+    assert config.data.prompts == ("a", "b")
+    assert config.train.lr == 2e-3
+
+
+@pytest.mark.parametrize("override", ["train", "steps=3", "train.=3"])
+def test_a_malformed_override_is_refused(tmp_path, override):
+    path = tmp_path / "run.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"must read section\.key=value"):
+        read_config(path, [override])
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[train\n")
+    with pytest.raises(ConfigError, match="must be TOML"):
+        read_config(broken)

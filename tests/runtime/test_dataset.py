@@ -1,0 +1,197 @@
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from runtime.dataset import Dataset, Sample, read_meta, write_dataset
+from runtime.errors import DatasetError
+
+K, H = 2, 8
+META = {
+    "features": "stored",
+    "layer_ids": [1, 3],
+    "feature_scale": [0.5, 2.0],
+    "target": {"name": "tiny", "digest": "d" * 64},
+}
+
+
+def make(lengths, seed=0, features=True):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        Sample(
+            input_ids=torch.randint(50, (length,), generator=generator).int(),
+            loss_mask=(torch.arange(length) >= 3).byte(),
+            prompt_len=3,
+            features=torch.randn(length, K * H, generator=generator) if features else None,
+        )
+        for length in lengths
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_dataset(tmp_path / "data", {"train": make([5, 9, 4]), "heldout": make([6], 1)}, META)
+    return tmp_path / "data"
+
+
+def test_samples_come_back(folder):
+    dataset = Dataset.open(folder, "train")
+    assert len(dataset) == 3
+    assert dataset.lengths == [5, 9, 4]
+    assert dataset.has_features
+    for i, expected in enumerate(make([5, 9, 4])):
+        found = dataset.sample(i)
+        assert found.input_ids.dtype == torch.int32
+        assert found.loss_mask.dtype == torch.uint8
+        assert found.features.dtype == torch.bfloat16
+        assert torch.equal(found.input_ids, expected.input_ids)
+        assert torch.equal(found.loss_mask, expected.loss_mask)
+        assert torch.equal(found.features, expected.features.bfloat16())
+        assert found.prompt_len == 3
+    assert Dataset.open(folder, "heldout").lengths == [6]
+
+
+def test_meta(folder):
+    dataset = Dataset.open(folder, "train")
+    assert dataset.layer_ids == (1, 3)
+    assert dataset.feature_scale == (0.5, 2.0)
+    assert dataset.meta["format"] == 1
+
+
+def test_files_are_as_documented(folder):
+    arrays = load_file(folder / "train.safetensors")
+    shapes = {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
+    assert shapes == {
+        "input_ids": ((18,), torch.int32),
+        "loss_mask": ((18,), torch.uint8),
+        "prompt_lens": ((3,), torch.int32),
+        "offsets": ((4,), torch.int64),
+    }
+    assert arrays["offsets"].tolist() == [0, 5, 14, 18]
+    with safe_open(folder / "train.features.safetensors", "pt") as stored:
+        assert stored.get_slice("features").get_shape() == [18, K * H]
+
+
+def test_features_may_be_left_out(tmp_path):
+    splits = {"train": make([5], features=False), "heldout": []}
+    write_dataset(tmp_path / "data", splits, {**META, "features": "online"})
+    dataset = Dataset.open(tmp_path / "data", "train")
+    assert not dataset.has_features
+    assert dataset.sample(0).features is None
+    assert len(Dataset.open(tmp_path / "data", "heldout")) == 0
+    assert not list((tmp_path / "data").glob("*.features.*"))
+
+
+def test_empty_split_with_stored_features(tmp_path):
+    write_dataset(tmp_path / "data", {"train": make([5]), "heldout": []}, META)
+    assert len(Dataset.open(tmp_path / "data", "heldout")) == 0
+
+
+def test_threads_read_alike(folder):
+    dataset = Dataset.open(folder, "train")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: dataset.sample(i % 3).features.sum().item(), range(60)))
+    assert found == [dataset.sample(i % 3).features.sum().item() for i in range(60)]
+
+
+@pytest.mark.parametrize("i", [-1, 3])
+def test_sample_out_of_range(folder, i):
+    with pytest.raises(IndexError, match=f"sample {i} of 3"):
+        Dataset.open(folder, "train").sample(i)
+
+
+def test_rewriting_replaces_the_folder_whole(folder):
+    write_dataset(folder, {"train": make([7]), "heldout": []}, META)
+    assert Dataset.open(folder, "train").lengths == [7]
+    assert not (folder / "heldout.features.safetensors").exists()
+    assert [path.name for path in folder.parent.iterdir()] == ["data"]
+
+
+def test_leftovers_of_a_killed_run_do_not_matter(folder):
+    for name in ("data.new", "data.old"):
+        (folder.parent / name).mkdir()
+        (folder.parent / name / "junk").write_text("x")
+    write_dataset(folder, {"train": make([7]), "heldout": []}, META)
+    assert Dataset.open(folder, "train").lengths == [7]
+    assert [path.name for path in folder.parent.iterdir()] == ["data"]
+
+
+def test_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(DatasetError, match="must be empty or hold prepared data"):
+        write_dataset(tmp_path, {"train": make([5]), "heldout": []}, META)
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_missing_features_are_refused(tmp_path):
+    splits = {"train": make([5], features=False), "heldout": []}
+    with pytest.raises(DatasetError, match="every sample must have features"):
+        write_dataset(tmp_path / "data", splits, META)
+    assert not (tmp_path / "data").exists()
+
+
+def test_no_such_folder(tmp_path):
+    with pytest.raises(DatasetError, match=r"holds no prepared data .*runtime\.prepare"):
+        Dataset.open(tmp_path, "train")
+
+
+def test_no_such_split(folder):
+    with pytest.raises(DatasetError, match="train, heldout, found 'test'"):
+        Dataset.open(folder, "test")
+
+
+def test_other_format_version(folder):
+    (folder / "meta.json").write_text(json.dumps({"format": 2}))
+    with pytest.raises(DatasetError, match="must be of format 1, found 2"):
+        read_meta(folder)
+
+
+def test_torn_meta(folder):
+    (folder / "meta.json").write_text('{"format": 1')
+    with pytest.raises(DatasetError, match=r"meta\.json cannot be read"):
+        Dataset.open(folder, "train")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "missing"])
+def test_damaged_tokens_are_refused(folder, damage):
+    path = folder / "train.safetensors"
+    content = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(content[:-1])
+    else:
+        content[-20] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(DatasetError, match=r"train\.safetensors (cannot be read|is not the file)"):
+        Dataset.open(folder, "train")
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing"])
+def test_damaged_features_are_refused(folder, damage):
+    path = folder / "train.features.safetensors"
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(content[:-1])
+    with pytest.raises(DatasetError, match=r"train\.features\.safetensors cannot be read"):
+        Dataset.open(folder, "train")
+
+
+def test_features_of_other_samples_are_refused(folder):
+    path = folder / "train.features.safetensors"
+    save_file({"features": torch.zeros(17, K * H, dtype=torch.bfloat16)}, path)
+    with pytest.raises(DatasetError, match="must hold 18 rows, one a token, found 17"):
+        Dataset.open(folder, "train")
+
+
+def test_target_of_the_data(folder):
+    dataset = Dataset.open(folder, "train")
+    dataset.check_target("d" * 64, (1, 3))
+    with pytest.raises(DatasetError, match=r"prepared with target 'tiny' \(dddd.*eeee"):
+        dataset.check_target("e" * 64, (1, 3))
+    with pytest.raises(DatasetError, match=r"layers \[1, 3\], the run asks for \[1, 4\]"):
+        dataset.check_target("d" * 64, (1, 4))

