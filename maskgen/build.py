@@ -111,7 +111,7 @@ def layout_params(spec: MaskSpec) -> dict[str, Tensor]:
         spec.Q_LEN // draft_block_size,
         draft_block_size,
         spec.params["draws"],
-        spec.params["answer_starts"],
+        spec.windows,
         bytes.fromhex(spec.digest),
     )
     return {"anchors": torch.as_tensor(anchors), "n_valid": torch.as_tensor(n_valid)}

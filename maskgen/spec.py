@@ -20,8 +20,9 @@
     context = [128, 256]            # KV_LEN = context + Q_LEN
     anchors = 32                    # Q_LEN = anchors * draft_block_size
     draft_block_size = 4
-    draws = 16                      # layouts for each answer start
+    draws = 8                       # layouts for each pair of answer start and end
     answer_starts = [0, 64]         # left out: 0, 1/8, 1/4 and 1/2 of the context
+    answer_ends = [96, 128]         # left out: 5/8, 3/4, 7/8 and all of the context
 """
 
 import re
@@ -34,20 +35,26 @@ import cache
 from maskgen.checks import check_known, checked_block_size, checked_int, checked_ints, nearest
 from maskgen.errors import MaskSpecError
 from maskgen.runfile import masks_section
+from maskgen.windows import (
+    Window,
+    answer_windows,
+    default_answer_ends,
+    default_answer_starts,
+)
 
 if TYPE_CHECKING:
     from maskgen.families.family import Family
 
 KINDS = ("static", "layouts", "parametric")
 DEFAULT_BLOCK_SIZE = 128
-DEFAULT_DRAWS = 16
+DEFAULT_DRAWS = 8
 MASK_MOD_REVISION = 1
 """Revision in the specs of ``module:function`` entries."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _SIZE_KEYS = ("name", "family", "mask_mod", "kind", "BLOCK_SIZE", "Q_LEN", "KV_LEN")
-_LAYOUT_KEYS = ("draws", "answer_starts")
+_LAYOUT_KEYS = ("draws", "answer_starts", "answer_ends")
 _JSON_KEYS = ("BLOCK_SIZE", "KV_LEN", "Q_LEN", "family", "kind", "params", "revision")
 
 
@@ -68,7 +75,8 @@ class MaskSpec:
     BLOCK_SIZE: tuple[int, int]
     """Tile sizes (Q, KV), in tokens."""
     params: Mapping[str, Any]
-    """Parameters, defaults filled in; of layouts also ``draws`` and ``answer_starts``."""
+    """Parameters, defaults filled in; of layouts also ``draws``, ``answer_starts`` and
+    ``answer_ends``."""
     revision: int
     """The family's revision when the spec was read."""
 
@@ -83,11 +91,18 @@ class MaskSpec:
         return {key: value for key, value in self.params.items() if key not in _LAYOUT_KEYS}
 
     @property
+    def windows(self) -> list[Window]:
+        """Where the anchors of layouts may fall; none for the other kinds."""
+        if self.kind != "layouts":
+            return []
+        return answer_windows(self.params["answer_starts"], self.params["answer_ends"])
+
+    @property
     def num_layouts(self) -> int:
-        """Layouts in the entry: draws for each answer start; 1 for the other kinds."""
+        """Layouts in the entry: draws for each window; 1 for the other kinds."""
         if self.kind != "layouts":
             return 1
-        return int(self.params["draws"]) * len(self.params["answer_starts"])
+        return int(self.params["draws"]) * len(self.windows)
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as the cache keeps it: all fields but the name."""
@@ -123,7 +138,8 @@ class MaskSpec:
             raise MaskSpecError(where, [family, params], "family is a string, params is an object")
         if kind == "layouts":
             checked_int(f"{where}: draws", params.get("draws"))
-            checked_ints(f"{where}: answer_starts", params.get("answer_starts"), minimum=0)
+            for key in ("answer_starts", "answer_ends"):
+                checked_ints(f"{where}: {key}", params.get(key), minimum=0)
         return cls(
             name=name,
             family=family,
@@ -276,8 +292,6 @@ def _family_params(
 
 
 def _layout_params(where: str, table: Mapping[str, Any], context: int) -> dict[str, Any]:
-    from maskgen.families.layouts import default_answer_starts
-
     given = table.get("answer_starts", default_answer_starts(context))
     starts = checked_ints(f"{where}: answer_starts", given, minimum=0)
     if max(starts) > context - 2:
@@ -285,8 +299,15 @@ def _layout_params(where: str, table: Mapping[str, Any], context: int) -> dict[s
         raise MaskSpecError(
             f"{where}: answer_starts", starts, f"must be at most context - 2 = {context - 2}"
         )
+    given = table.get("answer_ends", default_answer_ends(context))
+    ends = checked_ints(f"{where}: answer_ends", given, minimum=1)
+    if max(ends) > context:
+        raise MaskSpecError(f"{where}: answer_ends", ends, f"must be at most context = {context}")
+    if not answer_windows(starts, ends):
+        rule = f"one end at least must be 2 past a start, and the starts are {starts}"
+        raise MaskSpecError(f"{where}: answer_ends", ends, rule)
     draws = checked_int(f"{where}: draws", table.get("draws", DEFAULT_DRAWS))
-    return {"draws": draws, "answer_starts": starts}
+    return {"draws": draws, "answer_starts": starts, "answer_ends": ends}
 
 
 def _family(where: str, name: Any) -> "Family":

@@ -30,10 +30,12 @@ class GradientExchange:
             register_multi_grad_hook(stage.parameters, partial(self._finish_stage, stage))
 
     def _finish_stage(self, stage: Stage, grads: Sequence[Tensor | None]) -> None:
+        pairs = zip(stage.grad_views, grads, strict=True)
+        found = [(view, grad) for view, grad in pairs if grad is not None]
         with torch.no_grad():
-            torch._foreach_copy_(
-                list(stage.grad_views), [grad for grad in grads if grad is not None]
-            )
+            if len(found) < len(grads):
+                torch._foreach_zero_(list(stage.grad_views))
+            torch._foreach_copy_([view for view, _ in found], [grad for _, grad in found])
         if self.reducing and len(stage.matrices):
             self._pending.append(self.group.start_all_reduce(stage.matrices))
 

@@ -52,7 +52,6 @@ class Feeder(threading.Thread):
     def run(self) -> None:
         """Fill slots until the last step, a stop, or an error, which the worker then raises."""
         try:
-            torch.set_num_threads(1)
             for number in range(*self.steps):
                 step = self.plan[number]
                 slot = self._free_slot(step)

@@ -53,6 +53,11 @@ class GraphPool:
         if self.stream is not None:
             self.stream.synchronize()
 
+    def wait_for_device(self) -> None:
+        """Wait for the whole device: for tensors that were made on other streams."""
+        if self.stream is not None:
+            torch.cuda.synchronize(self.device)
+
 
 class StaticStep:
     """A function over static tensors, captured once and replayed for every step.
@@ -62,12 +67,21 @@ class StaticStep:
             tensors it closes over must outlive this object: a graph does not keep them.
         pool: Stream and memory of the device.
         name: Shown in errors, such as ``ctx128 on cuda:0``.
+        memory_hint: What to lower when the device runs out of memory.
     """
 
-    def __init__(self, fn: Callable[[], None], pool: GraphPool, name: str) -> None:
+    def __init__(
+        self,
+        fn: Callable[[], None],
+        pool: GraphPool,
+        name: str,
+        *,
+        memory_hint: str = "use smaller buckets or a smaller batch",
+    ) -> None:
         self.fn = fn
         self.pool = pool
         self.name = name
+        self.memory_hint = memory_hint
         self.replays = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -88,13 +102,8 @@ class StaticStep:
                 for _ in range(runs):
                     self.fn()
             self.pool.synchronize()
-        except torch.OutOfMemoryError as error:
-            raise CaptureError(
-                f"out of GPU memory warming up {self.name}: {error}; lower train.global_batch, "
-                "the number of anchors or the largest context in [masks]"
-            ) from error
         except Exception as error:
-            raise CaptureError(f"cannot warm up {self.name}: {error}") from error
+            raise self._failure("warm up", error) from error
 
     def capture(self) -> None:
         """Record the function as a CUDA graph; on the CPU there is nothing to record.
@@ -119,8 +128,12 @@ class StaticStep:
             ):
                 self.fn()
         except Exception as error:
-            raise CaptureError(f"cannot capture {self.name}: {error}") from error
+            raise self._failure("capture", error) from error
         self._graph = graph
+
+    def _failure(self, doing: str, error: Exception) -> CaptureError:
+        hint = f"; {self.memory_hint}" if isinstance(error, torch.OutOfMemoryError) else ""
+        return CaptureError(f"cannot {doing} {self.name}: {error}{hint}")
 
     def run(self) -> None:
         """Replay the graph on the current stream, or run the function on the CPU."""

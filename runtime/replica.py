@@ -19,6 +19,8 @@ from runtime.masks import BucketMasks
 from runtime.optimizer import AdamWSettings, FlatAdamW
 from runtime.step import COUNTERS, DraftStep, FrozenTarget, Sums
 
+MEMORY_HINT = "lower train.global_batch, the number of anchors, or the largest context in [masks]"
+
 
 class Replica:
     """One device's share of a data-parallel run.
@@ -81,7 +83,9 @@ class Replica:
             for context, entry in sorted(entries.items(), reverse=True)
         }
         self.steps = {
-            context: StaticStep(step, self.pool, f"ctx{context} on {self.device}")
+            context: StaticStep(
+                step, self.pool, f"ctx{context} on {self.device}", memory_hint=MEMORY_HINT
+            )
             for context, step in self.draft_steps.items()
         }
 
@@ -92,6 +96,7 @@ class Replica:
         updated either, since the inputs are still without a supervised token.
         """
         enter_thread(self.device, self.threads)
+        self.pool.wait_for_device()
         for step in self.steps.values():
             report(f"warming up {step.name}")
             step.warm_up()

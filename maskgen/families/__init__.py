@@ -9,7 +9,7 @@ from maskgen.families.eagle3_ttt import eagle3_ttt
 from maskgen.families.family import Family, Param, RuntimeParam
 from maskgen.families.full import full
 from maskgen.families.global_prefix_window import global_prefix_window
-from maskgen.families.layouts import default_answer_starts, dflash_layouts
+from maskgen.families.layouts import dflash_layouts
 from maskgen.families.natten import natten
 from maskgen.families.p_eagle import p_eagle
 from maskgen.families.prefix_lm import prefix_lm
@@ -26,7 +26,6 @@ __all__ = [
     "block_diffusion",
     "causal",
     "chunked",
-    "default_answer_starts",
     "dflash",
     "dflash_layouts",
     "document",

@@ -1,6 +1,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,11 +60,11 @@ def rows_of(length):
     ]
 
 
-def make_tuner(folder, masks, placement=CPU, lengths=LENGTHS):
+def make_tuner(folder, masks, placement=CPU, lengths=LENGTHS, settings=SETTINGS):
     target = packed_attention.load_model(folder, placement.devices[0])
     entries = finetune_packed.load_masks(str(masks), lengths)
     blanks = {length: [packed_rows.make_row([], length, LIMIT)] * 2 for length in lengths}
-    return finetune_packed.FineTuner(target.model, entries, blanks, placement, SETTINGS)
+    return finetune_packed.FineTuner(target.model, entries, blanks, placement, settings)
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +220,8 @@ def test_a_row_says_where_each_document_and_the_tail_start():
     assert row["used"].item() == 5
     full = packed_rows.make_row([[7, 8, 9], [4, 5, 6, 7, 8]], 8, 2)
     assert full["doc_offsets"].tolist() == [0, 3, 8, 8]
-    for name in ("doc_offsets",):
-        for made in (row, full):
-            maskgen.families["document"].check(8, 8, {name: made[name]})
+    for made in (row, full):
+        maskgen.families["document"].check(8, 8, {"doc_offsets": made["doc_offsets"]})
 
 
 def test_packing_keeps_every_token_in_order():
@@ -288,7 +288,7 @@ def test_captured_steps_equal_eager_ones(tmp_path, masks):
     ]
 
     def train(placement, *, capture):
-        tuner = make_tuner(model, masks, placement, lengths)
+        tuner = make_tuner(model, masks, placement, lengths, replace(SETTINGS, lr=1e-3))
         tuner.prepare(capture=capture)
         losses = []
         for batch in batches:
@@ -305,6 +305,6 @@ def test_captured_steps_equal_eager_ones(tmp_path, masks):
     eager, eager_weights, no_replays = train(gpu, capture=False)
     exact, _, _ = train(CPU, capture=True)
     assert (replays, no_replays) == (len(batches) + 1, 0)
-    torch.testing.assert_close(captured, eager, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(weights, eager_weights, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(captured, eager, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(weights, eager_weights, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(captured, exact, rtol=2e-3, atol=1e-3)

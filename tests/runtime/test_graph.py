@@ -62,7 +62,7 @@ def test_a_warm_up_out_of_memory_says_so():
         raise torch.OutOfMemoryError("tried to allocate 80 GiB")
 
     step = StaticStep(fn, GraphPool(CPU), "ctx4096 on cuda:1")
-    wanted = "out of GPU memory warming up ctx4096 on cuda:1: tried to allocate 80 GiB; lower"
+    wanted = "cannot warm up ctx4096 on cuda:1: tried to allocate 80 GiB; use smaller buckets"
     with pytest.raises(CaptureError, match=wanted):
         step.warm_up()
 

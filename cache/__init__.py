@@ -1,0 +1,32 @@
+"""Named integer arrays on disk: immutable versions, integrity, shipping between machines."""
+
+from cache import errors
+from cache.digest import canonical_json, sha256_hex
+from cache.entry import Entry, EntryData
+from cache.ship import Shipment, pack, pull, push, unpack
+from cache.store import Store, open_store
+from cache.verify import Finding
+from cache.version import ArrayInfo, Diff, EntryInfo, Version, VersionInfo
+from cache.writer import GcReport
+
+__all__ = [
+    "ArrayInfo",
+    "Diff",
+    "Entry",
+    "EntryData",
+    "EntryInfo",
+    "Finding",
+    "GcReport",
+    "Shipment",
+    "Store",
+    "Version",
+    "VersionInfo",
+    "canonical_json",
+    "errors",
+    "open_store",
+    "pack",
+    "pull",
+    "push",
+    "sha256_hex",
+    "unpack",
+]

@@ -1,0 +1,125 @@
+"""Files and folders that appear whole or not at all: temp sibling, fsync, rename.
+
+Temporary things stand beside the store, never inside it, so that a reader who lists the store
+meets finished versions only. Their names start with ``.NAME.tmp-``; ``gc`` sweeps what a killed
+process left.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def temp_prefix(target: Path) -> str:
+    """Return the prefix of the names of temporary siblings of ``target``."""
+    return f".{target.name}.tmp-"
+
+
+@contextlib.contextmanager
+def staging_folder(target: Path) -> Iterator[Path]:
+    """Give a fresh folder beside ``target`` and remove it, with what is left in it, at the end.
+
+    Args:
+        target: What will be renamed into place; its parent must be there.
+
+    Yields:
+        The folder; it is on the file system of ``target``, so a rename from it is atomic.
+
+    Raises:
+        OSError: The parent cannot be written.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=temp_prefix(target), dir=target.parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file and force it to the disk.
+
+    Raises:
+        OSError: The file is there already, or the disk refuses.
+    """
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes, staging: Path) -> None:
+    """Replace ``path`` by a file that holds ``data``, in one atomic step.
+
+    Args:
+        path: The file; a reader sees the old or the new bytes, never a mixture.
+        data: Its new content.
+        staging: A folder of ``staging_folder`` on the same file system.
+
+    Raises:
+        OSError: The disk refuses; ``path`` is as it was.
+    """
+    temp = staging / f"replace-{path.name}"
+    write_synced(temp, data)
+    temp.replace(path)
+    sync_folder(path.parent)
+
+
+def create_file(path: Path, data: bytes, staging: Path) -> bool:
+    """Create ``path`` with ``data`` unless it is there, in one atomic step.
+
+    Returns:
+        Whether this call created it.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    temp = staging / f"create-{path.name}"
+    write_synced(temp, data)
+    try:
+        os.link(temp, path)
+    except FileExistsError:
+        return False
+    finally:
+        temp.unlink()
+    sync_folder(path.parent)
+    return True
+
+
+def move_folder(source: Path, target: Path) -> bool:
+    """Rename a finished folder to ``target`` unless another one is there.
+
+    The files of ``source`` must be synced; its folders are synced here.
+
+    Returns:
+        Whether this call moved it; False when a folder with content stands at ``target``.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    for folder, _, _ in os.walk(source, topdown=False):
+        sync_folder(Path(folder))
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    sync_folder(target.parent)
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's list of names to the disk.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

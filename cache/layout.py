@@ -1,0 +1,285 @@
+"""The zarr v3 documents and chunks of a cache, and the checks made before a chunk is decoded.
+
+Every document but the root's follows from the manifest alone, so that it is compared byte for
+byte. A chunk is Blosc (zstd, byte shuffle) then CRC-32C, both in the zarr v3 core. numcodecs does
+the work; going through zarr would cost 1.5 ms an array, and its parsers would meet foreign bytes.
+See docs/cache-format.md.
+"""
+
+import dataclasses
+import re
+import struct
+
+import google_crc32c
+import numpy as np
+from numcodecs import blosc
+from numpy.typing import NDArray
+
+from cache.digest import canonical_json, parse_json
+from cache.errors import DamagedEntryError, FormatVersionError
+
+FORMAT = "flex-mask-cache"
+"""The format's name, in the root's attributes and in each manifest."""
+
+FORMAT_VERSION = 1
+"""The one format version that is written and read."""
+
+SECTIONS = ("spans", "tables")
+"""The flat arrays of a version, in digest order."""
+
+ROOT_KEY = "zarr.json"
+"""The root's document; it alone is ever replaced."""
+
+MAX_CHUNK_VALUES = 1 << 24
+"""Most int32 values of a chunk: 64 MiB."""
+
+MAX_ROOT_BYTES = 1 << 16
+"""Longest root document that is read."""
+
+MAX_DOCUMENT_BYTES = 1 << 24
+"""Longest version document that is written or read, 16 MiB."""
+
+MAX_SECTION_VALUES = 1 << 36
+"""Most int32 values of a section, 256 GiB in 4096 chunks."""
+
+FILL_VALUE = -1
+"""What a plain zarr reader returns for a missing chunk: no count, index or span is negative."""
+
+IntArray = NDArray[np.int32]
+
+_ID = re.compile(r"[0-9a-f]{64}")
+_CODEC_LEVEL = 5
+_BLOSC_HEADER = struct.Struct("<BBBBIII")
+_BLOSC_ZSTD = 4
+_CRC_BYTES = 4
+
+
+def is_version_id(text: str) -> bool:
+    """Tell whether ``text`` is 64 lower-case hexadecimal digits."""
+    return _ID.fullmatch(text) is not None
+
+
+def version_key(version: str) -> str:
+    """Return the key of a version's document; the version exists when it does."""
+    return f"{version}/zarr.json"
+
+
+def array_key(version: str, section: str) -> str:
+    """Return the key of the document of a section's array."""
+    return f"{version}/{section}/zarr.json"
+
+
+def chunk_key(version: str, section: str, index: int) -> str:
+    """Return the key of chunk ``index`` of a section's array."""
+    return f"{version}/{section}/c/{index}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkGrid:
+    """How a flat array of ``total`` int32 values is cut into equal chunks of at most 64 MiB."""
+
+    total: int
+
+    @property
+    def count(self) -> int:
+        """Chunks; none for an empty array."""
+        return -(-self.total // MAX_CHUNK_VALUES)
+
+    @property
+    def length(self) -> int:
+        """Values of each chunk; the last one is padded with the fill value."""
+        return -(-self.total // self.count) if self.total else 1
+
+
+def root_document(current: str | None) -> bytes:
+    """Write the root group's document; ``current`` is a version id, or None before the first."""
+    attributes: dict[str, int | str] = {"format": FORMAT, "format_version": FORMAT_VERSION}
+    if current is not None:
+        attributes["current"] = current
+    return canonical_json({"attributes": attributes, "node_type": "group", "zarr_format": 3})
+
+
+def parse_root(data: bytes, file: str) -> str | None:
+    """Read the root group's document.
+
+    Args:
+        data: Its bytes; spaces and the order of keys are free here.
+        file: What to name in an error.
+
+    Returns:
+        The current version's id, or None when no version is current.
+
+    Raises:
+        FormatVersionError: It is a group of another format or version.
+        DamagedEntryError: It is not the document of a cache's root.
+    """
+    try:
+        document = parse_json(data)
+    except ValueError as error:
+        raise DamagedEntryError(file, "it must be a JSON document", found=str(error)) from error
+    attributes = document.get("attributes") if isinstance(document, dict) else None
+    if not isinstance(attributes, dict):
+        raise DamagedEntryError(file, "it must be the document of a zarr group with attributes")
+    check_format(attributes, file)
+    current = attributes.get("current")
+    if current is not None and not (isinstance(current, str) and is_version_id(current)):
+        raise DamagedEntryError(file, "current must be 64 hexadecimal digits", found=repr(current))
+    try:
+        same = canonical_json(document) == root_document(current)
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise DamagedEntryError(
+            file, "it must hold the format's name and version, and current, and nothing else"
+        )
+    return current
+
+
+def check_format(attributes: dict[str, object], file: str) -> None:
+    """Refuse a document that is not of this format and version.
+
+    Raises:
+        FormatVersionError: With what was found and what this reader knows.
+    """
+    name, version = attributes.get("format"), attributes.get("format_version")
+    if name != FORMAT or type(version) is not int or version != FORMAT_VERSION:
+        found = version if name == FORMAT else f"{name} {version}"
+        raise FormatVersionError(file, found, FORMAT_VERSION)
+
+
+_VERSION_HEAD = b'{"attributes":{"manifest":'
+_VERSION_TAIL = b'},"node_type":"group","zarr_format":3}'
+
+
+def version_document(manifest: bytes) -> bytes:
+    """Write the document of a version's group around its canonical manifest."""
+    return _VERSION_HEAD + manifest + _VERSION_TAIL
+
+
+def manifest_of(document: bytes, file: str) -> bytes:
+    """Return the manifest's bytes out of the document of a version's group.
+
+    Raises:
+        DamagedEntryError: The document is not what ``version_document`` writes.
+    """
+    if not (document.startswith(_VERSION_HEAD) and document.endswith(_VERSION_TAIL)):
+        raise DamagedEntryError(file, "it must be the canonical document of a version's group")
+    return document[len(_VERSION_HEAD) : -len(_VERSION_TAIL)]
+
+
+def array_document(total: int) -> bytes:
+    """Write the document of a section's array of ``total`` int32 values."""
+    codec = {
+        "blocksize": 0,
+        "clevel": _CODEC_LEVEL,
+        "cname": "zstd",
+        "shuffle": "shuffle",
+        "typesize": 4,
+    }
+    return canonical_json(
+        {
+            "attributes": {},
+            "chunk_grid": {
+                "configuration": {"chunk_shape": [ChunkGrid(total).length]},
+                "name": "regular",
+            },
+            "chunk_key_encoding": {"configuration": {"separator": "/"}, "name": "default"},
+            "codecs": [
+                {"configuration": {"endian": "little"}, "name": "bytes"},
+                {"configuration": codec, "name": "blosc"},
+                {"name": "crc32c"},
+            ],
+            "data_type": "int32",
+            "fill_value": FILL_VALUE,
+            "node_type": "array",
+            "shape": [total],
+            "zarr_format": 3,
+        }
+    )
+
+
+def max_chunk_bytes(length: int) -> int:
+    """Return the longest encoded form of a chunk of ``length`` values."""
+    return 4 * length + _BLOSC_HEADER.size + _CRC_BYTES
+
+
+def encode_chunk(values: IntArray) -> bytes:
+    """Compress a whole chunk, int32 ``[length]``, and append its CRC-32C.
+
+    Called in a thread that is not the main one, Blosc uses one thread and equal values give equal
+    bytes; digests do not depend on that.
+    """
+    values = values.astype("<i4", copy=False)
+    data: bytes = blosc.compress(values, b"zstd", _CODEC_LEVEL, 1)
+    checksum: int = google_crc32c.value(data)
+    return data + checksum.to_bytes(_CRC_BYTES, "little")
+
+
+def check_chunk(data: bytes, length: int, file: str) -> None:
+    """Check an encoded chunk's CRC-32C and Blosc header against what the manifest claims.
+
+    Raises:
+        DamagedEntryError: Before anything is decoded or allocated.
+    """
+    if len(data) < _BLOSC_HEADER.size + _CRC_BYTES:
+        raise DamagedEntryError(file, "it is cut short", found=f"{len(data)} bytes")
+    stored = int.from_bytes(data[-_CRC_BYTES:], "little")
+    computed = google_crc32c.value(data[:-_CRC_BYTES])
+    if stored != computed:
+        raise DamagedEntryError(file, "its CRC-32C must fit", expected=stored, found=computed)
+    version, _, flags, typesize, nbytes, blocksize, cbytes = _BLOSC_HEADER.unpack_from(data)
+    claims = {
+        "Blosc format": (2, version),
+        "codec (4 is zstd)": (_BLOSC_ZSTD, flags >> 5),
+        "filter (1 is byte shuffle)": (1, flags & 0b101),
+        "value bytes": (4, typesize),
+        "decoded bytes": (4 * length, nbytes),
+        "encoded bytes": (len(data) - _CRC_BYTES, cbytes),
+    }
+    for what, (expected, found) in claims.items():
+        if expected != found:
+            raise DamagedEntryError(
+                file, f"its Blosc header must name the {what}", expected=expected, found=found
+            )
+    if not 0 < blocksize <= nbytes:
+        raise DamagedEntryError(
+            file, "its Blosc block must fit the chunk", expected=f"1 to {nbytes}", found=blocksize
+        )
+    if flags & 0b10:
+        # Bit 1: the values are stored as they are, behind the header.
+        if cbytes != nbytes + _BLOSC_HEADER.size:
+            raise DamagedEntryError(
+                file, "a stored Blosc frame must hold its values", expected=nbytes, found=cbytes
+            )
+        return
+    blocks = -(-nbytes // blocksize)
+    first = _BLOSC_HEADER.size + 4 * blocks
+    if first > cbytes:
+        raise DamagedEntryError(file, "its Blosc blocks must lie inside it", found=blocks)
+    starts = np.frombuffer(data, "<i4", blocks, _BLOSC_HEADER.size)
+    if int(starts.min()) < first or int(starts.max()) > cbytes - 4:
+        raise DamagedEntryError(file, "its Blosc blocks must lie inside it")
+
+
+def decode_chunk(data: bytes, length: int, file: str) -> IntArray:
+    """Check and decompress a chunk.
+
+    Args:
+        data: The encoded chunk.
+        length: Values that the manifest claims for it.
+        file: What to name in an error.
+
+    Returns:
+        Read-only int32 ``[length]``.
+
+    Raises:
+        DamagedEntryError: A check or the decoder refuses it.
+    """
+    check_chunk(data, length, file)
+    values = np.empty(length, "<i4")
+    try:
+        blosc.decompress(memoryview(data)[:-_CRC_BYTES], values)
+    except (RuntimeError, ValueError) as error:
+        raise DamagedEntryError(file, "Blosc must decode it", found=str(error)) from error
+    values.flags.writeable = False
+    return values

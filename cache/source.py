@@ -1,0 +1,222 @@
+"""Where the bytes of a cache come from: a folder or a URL; archive.py adds the packed zip.
+
+A source returns the bytes of a key and no more than the caller allows, so that a file of absurd
+size costs nothing. It knows nothing of what the bytes mean.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from cache.errors import (
+    DamagedEntryError,
+    NotListableError,
+    StoreReadError,
+)
+from cache.layout import ROOT_KEY, is_version_id, version_key
+
+
+class Source(Protocol):
+    """Reads a cache's files by key, such as ``ID/spans/c/0``."""
+
+    location: str
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        """Return a file of at most ``limit`` bytes, or None when there is none.
+
+        Raises:
+            DamagedEntryError: It is longer than ``limit``, or no regular file.
+            StoreReadError: It cannot be read.
+        """
+
+    def name(self, key: str) -> str:
+        """Return what to call the file in a message: a path or an address."""
+
+    def version_ids(self) -> list[str]:
+        """Return the ids of the versions that are there, the newest first where that is known.
+
+        Raises:
+            NotListableError: The store cannot list.
+        """
+
+    def file_sizes(self, version: str) -> dict[str, int]:
+        """Return the size in bytes of every file below a version, by key.
+
+        Raises:
+            NotListableError: The store cannot list.
+        """
+
+
+class FolderSource:
+    """A ``.zarr`` folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.location = str(folder)
+
+    def name(self, key: str) -> str:
+        """Return the file's path."""
+        return str(self.folder / key)
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        """Return a file's bytes, or None when there is none."""
+        name = self.name(key)
+        try:
+            # A pipe that waits for its writer must not hang the reader.
+            descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreReadError(name, error) from error
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise DamagedEntryError(name, "it must be a regular file")
+            check_size(name, found.st_size, limit)
+            return read_bounded(lambda count: os.read(descriptor, count), name, limit)
+        except OSError as error:
+            raise StoreReadError(name, error) from error
+        finally:
+            os.close(descriptor)
+
+    def version_ids(self) -> list[str]:
+        """Return the ids, the last published first."""
+        ages: list[tuple[int, str]] = []
+        try:
+            with os.scandir(self.folder) as items:
+                for item in items:
+                    if is_version_id(item.name) and Path(item.path, ROOT_KEY).exists():
+                        with contextlib.suppress(FileNotFoundError):
+                            ages.append((-item.stat().st_mtime_ns, item.name))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreReadError(self.location, error) from error
+        return [version for _, version in sorted(ages)]
+
+    def file_sizes(self, version: str) -> dict[str, int]:
+        """Return the sizes of all files below a version, those of foreign names too."""
+        sizes: dict[str, int] = {}
+        for folder, _, names in os.walk(self.folder / version):
+            for name in names:
+                path = Path(folder, name)
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[path.relative_to(self.folder).as_posix()] = path.lstat().st_size
+        return sizes
+
+
+class UrlSource:
+    """A cache behind an fsspec file system, read in place."""
+
+    def __init__(self, url: str, filesystem: Any, root: str) -> None:
+        self.location = url.rstrip("/")
+        self.filesystem = filesystem
+        self.root = root.rstrip("/")
+        # fsspec guesses an HTTP server's files from the links of a page; that is no listing.
+        self.lists = "http" not in protocols(filesystem)
+
+    def name(self, key: str) -> str:
+        """Return the object's address."""
+        return f"{self.location}/{key}"
+
+    def path(self, key: str) -> str:
+        """Return the object's path within the file system."""
+        return f"{self.root}/{key}"
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        """Return an object's bytes, or None when there is none."""
+        name, path = self.name(key), self.path(key)
+        try:
+            if self.lists:
+                check_size(name, self.filesystem.info(path)["size"], limit)
+                data: bytes = self.filesystem.cat_file(path)
+                check_size(name, len(data), limit)
+                return data
+            # Streamed, since a server may announce another length than it sends. A size is given
+            # lest fsspec asks for it first and calls a server that is down "not found".
+            with self.filesystem.open(path, "rb", block_size=0, size=limit) as file:
+                return read_bounded(file.read, name, limit)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except DamagedEntryError:
+            raise
+        except Exception as error:  # each backend raises errors of its own library
+            raise StoreReadError(name, error) from error
+
+    def version_ids(self) -> list[str]:
+        """Return the ids, sorted."""
+        self.filesystem.invalidate_cache()
+        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in self._listed(self.root))
+        return sorted(
+            name
+            for name in names
+            if is_version_id(name) and self.filesystem.exists(self.path(version_key(name)))
+        )
+
+    def file_sizes(self, version: str) -> dict[str, int]:
+        """Return the sizes of all objects below a version."""
+        sizes: dict[str, int] = {}
+        folders = [f"{self.root}/{version}"]
+        while folders:
+            for path, info in self._listed(folders.pop()).items():
+                if info["type"] == "directory":
+                    folders.append(path)
+                else:
+                    sizes[version + path.rsplit(version, 1)[-1]] = int(info["size"])
+        return sizes
+
+    def _listed(self, folder: str) -> dict[str, dict[str, Any]]:
+        if not self.lists:
+            raise NotListableError(self.location)
+        try:
+            return {item["name"]: item for item in self.filesystem.ls(folder, detail=True)}
+        except FileNotFoundError:
+            return {}
+        except (PermissionError, NotImplementedError) as error:
+            raise NotListableError(self.location) from error
+        except Exception as error:  # each backend raises errors of its own library
+            raise StoreReadError(self.location, error) from error
+
+
+def protocols(filesystem: Any) -> tuple[str, ...]:
+    """Return the protocols that an fsspec file system answers to."""
+    protocol = filesystem.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def check_size(name: str, size: int, limit: int) -> None:
+    """Refuse a file that is longer than its reader allows, before it is read.
+
+    Raises:
+        DamagedEntryError: ``size`` is above ``limit``.
+    """
+    if size > limit:
+        raise DamagedEntryError(
+            name, "it is longer than it can be", expected=f"at most {limit} bytes", found=size
+        )
+
+
+def read_bounded(read: Callable[[int], bytes], name: str, limit: int) -> bytes:
+    """Read to the end, and refuse as soon as ``limit`` bytes are passed.
+
+    Args:
+        read: Returns up to as many bytes as it is asked for, none at the end.
+        name: What to name in an error.
+        limit: Most bytes that are taken.
+
+    Raises:
+        DamagedEntryError: It is longer.
+    """
+    parts: list[bytes] = []
+    left = limit + 1
+    while left > 0:
+        part = read(min(left, 1 << 20))
+        if not part:
+            break
+        parts.append(part)
+        left -= len(part)
+    check_size(name, limit + 1 - left, limit)
+    return b"".join(parts)

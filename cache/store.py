@@ -1,0 +1,326 @@
+"""A store of versions: open, list, load, publish, choose, remove, compare, verify."""
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from cache.archive import ZipSource
+from cache.entry import Entry, EntryData
+from cache.errors import (
+    CacheError,
+    StoreNotFoundError,
+    StoreWriteError,
+    VersionNotFoundError,
+)
+from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, is_version_id, parse_root
+from cache.reader import VersionReader, read_version
+from cache.remote import is_url, url_source
+from cache.source import FolderSource, Source
+from cache.verify import Finding, findings_of
+from cache.version import Diff, Version, VersionInfo, lay_out
+from cache.writer import GcReport, StoreWriter
+
+MIN_PREFIX = 4
+"""Fewest digits by which a version may be named."""
+
+GC_MIN_AGE_S = 3600
+"""Seconds for which ``gc`` leaves a version or a leftover alone: somebody may be at it."""
+
+
+class Store:
+    """Versions of named integer arrays; made by ``open_store``.
+
+    ``current`` is read once, when the store is opened, so that a program that goes on loading
+    while another one publishes stays with one version; this store's own ``publish`` and ``use``
+    move it.
+    """
+
+    def __init__(self, source: Source, current: str | None, *, writable: bool) -> None:
+        self.source = source
+        self._current = current
+        self._writable = writable
+        self._readers: dict[str, VersionReader] = {}
+
+    @property
+    def location(self) -> str:
+        """The folder, zip or URL."""
+        return self.source.location
+
+    @property
+    def current(self) -> str | None:
+        """The id of the version that is loaded when none is named, None in a new store."""
+        return self._current
+
+    def versions(self) -> list[VersionInfo]:
+        """Return a line for each version; the newest first in a folder, sorted by id elsewhere.
+
+        Raises:
+            NotListableError: The store cannot list.
+            StoreReadError: It cannot be read.
+        """
+        lines = []
+        for version_id in self.source.version_ids():
+            size = sum(self.source.file_sizes(version_id).values())
+            try:
+                entries, damage = len(self._reader(version_id).version.entries), ""
+            except VersionNotFoundError:
+                continue
+            except CacheError as error:
+                entries, damage = 0, str(error)
+            is_current = version_id == self._current
+            lines.append(VersionInfo(version_id, entries, size, is_current, damage))
+        return lines
+
+    def version(self, id_or_prefix: str | None = None) -> Version:
+        """Return a version's manifest.
+
+        Args:
+            id_or_prefix: An id, its first digits (four or more), or None for the current version.
+
+        Raises:
+            VersionNotFoundError: None or several are meant.
+            NotListableError: A prefix was given and the store cannot list.
+            DamagedEntryError: The manifest is not what was published.
+            FormatVersionError: It is of another format version.
+        """
+        return self._reader(self.resolve(id_or_prefix)).version
+
+    def resolve(self, id_or_prefix: str | None = None) -> str:
+        """Return the id that ``version`` would read; a full id is not looked up.
+
+        Raises:
+            VersionNotFoundError: None or several are meant.
+            NotListableError: A prefix was given and the store cannot list.
+        """
+        if id_or_prefix is None:
+            if self._current is None:
+                msg = f"{self.location} has no current version: build and publish one, or `use` one"
+                raise VersionNotFoundError("current", msg)
+            return self._current
+        if is_version_id(id_or_prefix):
+            return id_or_prefix
+        known = self.source.version_ids()
+        found = [version for version in known if version.startswith(id_or_prefix)]
+        if len(found) != 1 or len(id_or_prefix) < MIN_PREFIX:
+            rule = f"{len(found)} versions start with {id_or_prefix!r}"
+            if len(id_or_prefix) < MIN_PREFIX:
+                rule = f"a version is named by {MIN_PREFIX} digits or more, found {id_or_prefix!r}"
+            shown = ", ".join(version[:12] for version in known) or "none"
+            msg = f"{rule}; {self.location} holds: {shown}"
+            raise VersionNotFoundError(id_or_prefix, msg, known)
+        return found[0]
+
+    def load(self, name: str, version: str | None = None) -> Entry:
+        """Return a verified entry; all threads share one reading of it.
+
+        Args:
+            name: The entry's name.
+            version: As in ``version``.
+
+        Returns:
+            The entry; its arrays are read-only views.
+
+        Raises:
+            EntryNotFoundError: The version has no such entry.
+            VersionNotFoundError: There is no such version.
+            DamagedEntryError: What is stored is not what was published; the file is named.
+            FormatVersionError: The version is of another format version.
+            StoreReadError: A file cannot be read.
+        """
+        return self._reader(self.resolve(version)).load(name)
+
+    def load_all(self, version: str | None = None) -> dict[str, Entry]:
+        """Return all entries of a version, verified, in the order of their names.
+
+        Args:
+            version: As in ``version``.
+
+        Returns:
+            The entries by name.
+
+        Raises:
+            VersionNotFoundError: There is no such version.
+            DamagedEntryError: What is stored is not what was published; the file is named.
+            FormatVersionError: The version is of another format version.
+            StoreReadError: A file cannot be read.
+        """
+        return self._reader(self.resolve(version)).load_all()
+
+    def publish(self, entries: Iterable[EntryData], *, make_current: bool = True) -> str:
+        """Write a version, whole or not at all.
+
+        Args:
+            entries: All of the version's entries, in any order.
+            make_current: Whether it becomes the version that is loaded when none is named.
+
+        Returns:
+            The version's id. Equal content has an equal id and is not written twice.
+
+        Raises:
+            InvalidEntryError: An entry breaks a rule of the format.
+            StoreWriteError: The store is read-only, or the disk refuses; nothing is left behind.
+            DamagedEntryError: The version is there already and is damaged.
+        """
+        draft = lay_out(entries)
+        self.writer().publish(draft, make_current=make_current)
+        if make_current:
+            self._current = draft.version.id
+        return draft.version.id
+
+    def use(self, id_or_prefix: str) -> str:
+        """Make a published version the current one.
+
+        Returns:
+            Its id.
+
+        Raises:
+            VersionNotFoundError: There is no such version.
+            DamagedEntryError: Its manifest is damaged.
+            StoreWriteError: The store is read-only, or the disk refuses.
+        """
+        version = read_version(self.source, self.resolve(id_or_prefix))
+        self.writer().make_current(version.id)
+        self._current = version.id
+        return version.id
+
+    def gc(self, keep: int, *, min_age_s: int = GC_MIN_AGE_S) -> GcReport:
+        """Remove old versions, and what killed processes left beside the store.
+
+        Args:
+            keep: How many versions to keep, the newest ones; the current one stays in any case.
+            min_age_s: Seconds; younger versions and leftovers stay.
+
+        Returns:
+            What was removed.
+
+        Raises:
+            StoreWriteError: The store is read-only, another gc runs, or the disk refuses.
+            ValueError: ``keep`` is below 1.
+        """
+        if keep < 1:
+            msg = f"keep must be 1 or more, found {keep}"
+            raise ValueError(msg)
+        report = self.writer().gc(keep, time.time() - min_age_s)
+        for version in report.removed:
+            self._readers.pop(version, None)
+        return report
+
+    def diff(self, a: str | None, b: str | None) -> Diff:
+        """Return the entries that version ``b`` adds to, lacks of, or changes in version ``a``.
+
+        Raises:
+            VersionNotFoundError: There is no such version.
+            DamagedEntryError: A manifest is damaged.
+        """
+        return Diff.between(self.version(a), self.version(b))
+
+    def verify(self, version: str | None = None) -> list[Finding]:
+        """Read everything again from the disk and check every digest.
+
+        Args:
+            version: As in ``version``; None stands for all versions, or for the current one
+                where the store cannot list.
+
+        Returns:
+            What differs, each with its file; empty when all is as it was published.
+
+        Raises:
+            VersionNotFoundError: There is no such version.
+            StoreReadError: A file cannot be read.
+        """
+        wanted = None if version is None else self.resolve(version)
+        return findings_of(self.source, wanted)
+
+    def sidecar_dir(self, version_id: str) -> Path:
+        """Return the folder for what is known of a version but no part of it.
+
+        Certificates, tuning and artifacts stand there, beside the store; they never change the
+        id. The folder need not exist.
+
+        Raises:
+            StoreWriteError: The store is behind a URL and has no folder beside it.
+        """
+        if is_url(self.location):
+            msg = f"{self.location} has no folder beside it; pull it first"
+            raise StoreWriteError(self.location, msg)
+        return Path(self.location).absolute().parent / "attest" / version_id
+
+    def reader(self, id_or_prefix: str | None = None) -> VersionReader:
+        """Return the reader of a version, for shipping its files.
+
+        Raises:
+            VersionNotFoundError: There is no such version.
+            DamagedEntryError: Its manifest is damaged.
+        """
+        return self._reader(self.resolve(id_or_prefix))
+
+    def writer(self) -> StoreWriter:
+        """Return what writes into the store's folder.
+
+        Raises:
+            StoreWriteError: The store was opened for reading, or is a zip or behind a URL.
+        """
+        if not isinstance(self.source, FolderSource):
+            msg = f"{self.location} is read-only: unpack or pull it into a .zarr folder first"
+            raise StoreWriteError(self.location, msg)
+        if not self._writable:
+            msg = f"{self.location} was opened for reading: open it with writable=True"
+            raise StoreWriteError(self.location, msg)
+        return StoreWriter(self.source)
+
+    def _reader(self, version_id: str) -> VersionReader:
+        reader = self._readers.get(version_id)
+        if reader is None:
+            fresh = VersionReader(self.source, read_version(self.source, version_id))
+            # setdefault keeps the first of two threads' readers, so that they share its entries.
+            reader = self._readers.setdefault(version_id, fresh)
+        return reader
+
+
+def open_store(location: str | os.PathLike[str], writable: bool = False) -> Store:
+    """Open a cache.
+
+    Args:
+        location: A ``.zarr`` folder, a packed ``.zip``, or a URL such as ``s3://bucket/m.zarr``.
+        writable: Whether versions may be published; a folder that is not there is made by the
+            first ``publish``.
+
+    Returns:
+        The store.
+
+    Raises:
+        StoreNotFoundError: There is no cache, and ``writable`` is false.
+        StoreWriteError: ``writable`` is asked of a zip or a URL, or of a folder whose name does
+            not end in ``.zarr``.
+        FormatVersionError: It is of another format or version.
+        DamagedEntryError: Its root is not what this library writes.
+        BackendMissingError: The package for the URL's protocol is not installed.
+    """
+    source = _source(os.fspath(location))
+    if writable and not (isinstance(source, FolderSource) and source.folder.suffix == ".zarr"):
+        msg = f"{source.location} cannot be written: name a folder that ends in .zarr"
+        raise StoreWriteError(source.location, msg)
+    document = source.read(ROOT_KEY, MAX_ROOT_BYTES)
+    if document is not None:
+        current = parse_root(document, source.name(ROOT_KEY))
+    elif writable:
+        current = None
+    else:
+        msg = (
+            f"there is no cache at {source.location} (no {ROOT_KEY} in it): build one there, "
+            f"or unpack or pull one"
+        )
+        raise StoreNotFoundError(source.location, msg)
+    return Store(source, current, writable=writable)
+
+
+def _source(location: str) -> Source:
+    if location.startswith("file://"):
+        location = location.removeprefix("file://")
+    elif is_url(location):
+        return url_source(location)
+    path = Path(location)
+    if path.suffix == ".zip":
+        return ZipSource(path)
+    return FolderSource(path)

@@ -1,0 +1,279 @@
+"""Writes into a store's folder: publish a version, choose the current one, remove old ones."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from cache.atomic import (
+    create_file,
+    move_folder,
+    replace_file,
+    staging_folder,
+    temp_prefix,
+    write_synced,
+)
+from cache.errors import CacheError, DamagedEntryError, StoreWriteError, VersionNotFoundError
+from cache.layout import (
+    FILL_VALUE,
+    MAX_ROOT_BYTES,
+    ROOT_KEY,
+    SECTIONS,
+    ChunkGrid,
+    IntArray,
+    array_document,
+    array_key,
+    chunk_key,
+    encode_chunk,
+    parse_root,
+    root_document,
+    version_key,
+)
+from cache.source import FolderSource
+from cache.verify import findings_of
+from cache.version import Draft
+
+_ATTEMPTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class GcReport:
+    """What a gc removed."""
+
+    removed: tuple[str, ...]
+    """Ids of versions."""
+    swept: tuple[str, ...]
+    """Leftovers of killed processes, beside the store."""
+    freed_bytes: int
+
+
+class StoreWriter:
+    """Changes a store's folder; every change is one rename, so that no lock is needed."""
+
+    def __init__(self, source: FolderSource) -> None:
+        self.source = source
+        self.folder = source.folder
+
+    def publish(self, draft: Draft, *, make_current: bool) -> None:
+        """Write a drafted version beside the store and rename it into place.
+
+        Raises:
+            StoreWriteError: The disk refuses; nothing is left behind.
+            DamagedEntryError: The version is there already and is damaged.
+        """
+        with self.staging() as staging:
+            for _ in range(_ATTEMPTS):
+                self._place(draft, staging)
+                if make_current:
+                    self._set_current(draft.version.id, staging)
+                else:
+                    create_file(self.folder / ROOT_KEY, root_document(None), staging)
+                # A gc may have taken an old version of the same id meanwhile: write it again.
+                if self._exists(draft.version.id):
+                    return
+        raise StoreWriteError(
+            str(self.folder), f"version {draft.version.id} vanishes as it is published: stop the gc"
+        )
+
+    def make_current(self, version: str) -> None:
+        """Replace the root's document.
+
+        Raises:
+            VersionNotFoundError: The version was removed meanwhile.
+            StoreWriteError: The disk refuses.
+        """
+        with self.staging() as staging:
+            before = self.stored_current()
+            self._set_current(version, staging)
+            if not self._exists(version):
+                replace_file(self.folder / ROOT_KEY, root_document(before), staging)
+                raise VersionNotFoundError(version, f"version {version} was removed by a gc")
+
+    def stored_current(self) -> str | None:
+        """Return the current version's id as the root names it now.
+
+        Raises:
+            DamagedEntryError: The root is damaged.
+        """
+        document = self.source.read(ROOT_KEY, MAX_ROOT_BYTES)
+        return None if document is None else parse_root(document, self.source.name(ROOT_KEY))
+
+    def install(self, folder: Path, version: str) -> None:
+        """Rename a finished, verified and synced version folder into the store.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self.folder.mkdir(exist_ok=True)
+        for _ in range(_ATTEMPTS):
+            if self._exists(version) or move_folder(folder, self.folder / version):
+                return
+            # A copy by other means was cut off before its document came: it is no version.
+            remnant = folder.parent / f"remnant-{time.time_ns()}"
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / version).rename(remnant)
+
+    def gc(self, keep: int, before: float) -> GcReport:
+        """Remove versions and leftovers that are older than the time ``before``.
+
+        Raises:
+            StoreWriteError: Another gc runs, or the disk refuses.
+        """
+        removed: list[str] = []
+        swept: list[str] = []
+        freed = 0
+        with self._gc_lock():
+            for path in sorted(self.folder.parent.glob(f"{temp_prefix(self.folder)}*")):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.lstat().st_mtime < before:
+                        freed += _tree_bytes(path)
+                        shutil.rmtree(path)
+                        swept.append(str(path))
+            with self.staging() as staging:
+                current = self.stored_current()
+                old = [v for v in self.source.version_ids() if v != current]
+                room = keep - (1 if current is not None else 0)
+                for version in old[max(room, 0) :]:
+                    place = self.folder / version
+                    if place.stat().st_mtime >= before:
+                        continue
+                    size = _tree_bytes(place)
+                    place.rename(staging / version)
+                    if self.stored_current() == version:
+                        # A `use` came in between; put it back.
+                        (staging / version).rename(place)
+                        continue
+                    removed.append(version)
+                    freed += size
+        return GcReport(tuple(removed), tuple(swept), freed)
+
+    def finish(self, version: str, *, make_current: bool) -> None:
+        """Make an installed version current, or see to it that the store has a root.
+
+        Raises:
+            VersionNotFoundError: The version was removed meanwhile.
+            StoreWriteError: The disk refuses.
+        """
+        if make_current:
+            self.make_current(version)
+        else:
+            with self.staging() as staging:
+                create_file(self.folder / ROOT_KEY, root_document(None), staging)
+
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Path]:
+        """Give a staging folder; an error of the system leaves the store as it was.
+
+        Raises:
+            StoreWriteError: The disk refuses.
+        """
+        with self.typed_errors(), staging_folder(self.folder) as staging:
+            yield staging
+
+    @contextlib.contextmanager
+    def typed_errors(self) -> Iterator[None]:
+        """Make the folder above the store; turn the system's errors into the cache's.
+
+        Raises:
+            StoreWriteError: The disk refuses; an empty store that was begun is taken away.
+        """
+        was_there = self.folder.exists()
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            yield
+        except OSError as error:
+            if not was_there:
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()
+            if isinstance(error, CacheError):
+                raise
+            raise StoreWriteError.caused_by(error.filename or str(self.folder), error) from error
+
+    def _exists(self, version: str) -> bool:
+        return (self.folder / version_key(version)).is_file()
+
+    def _place(self, draft: Draft, staging: Path) -> None:
+        version = draft.version.id
+        if self._exists(version):
+            for finding in findings_of(self.source, version):
+                raise DamagedEntryError(finding.file, finding.rule, entry=finding.entry)
+            # It is wanted again: a gc counts its age from now.
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.folder / version)
+            return
+        write_version(draft, staging)
+        self.install(staging / version, version)
+
+    def _set_current(self, version: str, staging: Path) -> None:
+        replace_file(self.folder / ROOT_KEY, root_document(version), staging)
+
+    @contextlib.contextmanager
+    def _gc_lock(self) -> Iterator[None]:
+        import fcntl  # POSIX only, as is the system lock; loading a cache needs neither
+
+        try:
+            descriptor = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise StoreWriteError.caused_by(str(self.folder), error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise StoreWriteError(
+                str(self.folder), f"another gc is at {self.folder}; wait for it", errno.EAGAIN
+            ) from error
+        finally:
+            os.close(descriptor)
+
+
+def write_version(draft: Draft, folder: Path) -> None:
+    """Write a version's files below ``folder``, each synced, its own document last.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    version = draft.version
+    # A thread that is not the main one makes Blosc use one thread: equal content, equal bytes.
+    with concurrent.futures.ThreadPoolExecutor(len(SECTIONS)) as pool:
+        for section in SECTIONS:
+            grid = ChunkGrid(version.totals[section])
+            (folder / version.id / section / "c").mkdir(parents=True)
+            chunks = _chunks(draft.values[section], grid)
+            # One at a time, so that a version larger than memory's half is not copied whole.
+            for index, chunk in enumerate(chunks):
+                data = pool.submit(encode_chunk, chunk).result()
+                write_synced(folder / chunk_key(version.id, section, index), data)
+            write_synced(
+                folder / array_key(version.id, section), array_document(version.totals[section])
+            )
+    write_synced(folder / version_key(version.id), version.document)
+
+
+def _chunks(parts: tuple[IntArray, ...], grid: ChunkGrid) -> Iterator[IntArray]:
+    """Cut arrays that follow one another into the grid's chunks, the last one padded."""
+    chunk = np.full(grid.length, FILL_VALUE, np.int32)
+    filled = 0
+    for part in parts:
+        done = 0
+        while done < part.size:
+            taken = min(part.size - done, grid.length - filled)
+            chunk[filled : filled + taken] = part[done : done + taken]
+            done += taken
+            filled += taken
+            if filled == grid.length:
+                yield chunk
+                chunk = np.full(grid.length, FILL_VALUE, np.int32)
+                filled = 0
+    if filled:
+        yield chunk
+
+
+def _tree_bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())

@@ -1,0 +1,63 @@
+import pytest
+
+from cache.atomic import (
+    create_file,
+    move_folder,
+    replace_file,
+    staging_folder,
+    temp_prefix,
+    write_synced,
+)
+
+
+def test_a_staging_folder_stands_beside_and_is_taken_away(tmp_path):
+    target = tmp_path / "m.zarr"
+    with staging_folder(target) as staging:
+        assert staging.parent == tmp_path
+        assert staging.name.startswith(temp_prefix(target))
+        (staging / "file").write_bytes(b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_staging_folder_is_taken_away_after_an_error(tmp_path):
+    with pytest.raises(KeyboardInterrupt, match="stop"), staging_folder(tmp_path / "m.zarr"):
+        raise KeyboardInterrupt("stop")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_replace_file_swaps_the_content(tmp_path):
+    target = tmp_path / "zarr.json"
+    with staging_folder(target) as staging:
+        replace_file(target, b"one", staging)
+        replace_file(target, b"two", staging)
+    assert target.read_bytes() == b"two"
+
+
+def test_create_file_leaves_what_is_there(tmp_path):
+    target = tmp_path / "zarr.json"
+    with staging_folder(target) as staging:
+        assert create_file(target, b"one", staging)
+        assert not create_file(target, b"two", staging)
+    assert target.read_bytes() == b"one"
+
+
+def test_move_folder_leaves_the_winner(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_synced(tmp_path / name / "file", name.encode())
+    assert move_folder(tmp_path / "one", tmp_path / "target")
+    assert not move_folder(tmp_path / "two", tmp_path / "target")
+    assert (tmp_path / "target" / "file").read_bytes() == b"one"
+    assert (tmp_path / "two" / "file").exists()
+
+
+def test_move_folder_passes_other_errors_on(tmp_path):
+    (tmp_path / "one").mkdir()
+    with pytest.raises(FileNotFoundError, match="absent"):
+        move_folder(tmp_path / "one", tmp_path / "absent" / "target")
+
+
+def test_write_synced_overwrites_nothing(tmp_path):
+    write_synced(tmp_path / "file", b"x")
+    with pytest.raises(FileExistsError, match="file"):
+        write_synced(tmp_path / "file", b"y")

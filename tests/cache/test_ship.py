@@ -1,0 +1,358 @@
+"""pack, unpack, push and pull between folders, zips and an in-memory store."""
+
+import errno
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import cache
+from cache import ship
+from cache.errors import (
+    DamagedEntryError,
+    FormatVersionError,
+    NotListableError,
+    ShippingError,
+    StoreNotFoundError,
+    StoreWriteError,
+    VersionNotFoundError,
+)
+from tests.cache.samples import entries, files_of, published, truth_of
+
+_NAMES = itertools.count()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return published(tmp_path / "m.zarr")
+
+
+@pytest.fixture
+def url():
+    return f"memory://ship{next(_NAMES)}/m.zarr"
+
+
+@pytest.fixture
+def memory():
+    return fsspec.filesystem("memory")
+
+
+def test_two_packs_are_equal_byte_for_byte(store, tmp_path):
+    cache.pack(store, tmp_path / "a.zip")
+    os.utime(tmp_path / "m.zarr" / "zarr.json", (1, 1))
+    packed = cache.pack(published(tmp_path / "other" / "n.zarr"), tmp_path / "b.zip")
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+    size = sum(map(len, files_of(store).values()))
+    assert packed == cache.Shipment(store.current, 6, 0, size)
+
+
+def test_pack_takes_one_version(store, tmp_path):
+    first = store.current
+    store.publish(entries(4, scale=9))
+    cache.pack(store, tmp_path / "a.zip", first[:8])
+    packed = cache.open_store(tmp_path / "a.zip")
+    assert packed.current == first
+    assert [line.id for line in packed.versions()] == [first]
+    assert packed.load("causal/q4").sha256 == store.load("causal/q4", first).sha256
+
+
+def test_unpack_restores_the_folder(store, tmp_path):
+    cache.pack(store, tmp_path / "a.zip")
+    done = cache.unpack(tmp_path / "a.zip", tmp_path / "n.zarr")
+    assert done.version == store.current
+    assert files_of(cache.open_store(tmp_path / "n.zarr")) == files_of(store)
+    assert cache.unpack(tmp_path / "a.zip", tmp_path / "n.zarr").copied == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"m.zarr", "n.zarr", "a.zip"}
+
+
+def test_unpack_adds_to_a_store(store, tmp_path):
+    cache.pack(store, tmp_path / "a.zip")
+    other = published(tmp_path / "n.zarr", entries(1, scale=4))
+    cache.unpack(tmp_path / "a.zip", other.location, make_current=False)
+    again = cache.open_store(other.location)
+    assert again.current == other.current
+    assert {line.id for line in again.versions()} == {store.current, other.current}
+    cache.unpack(tmp_path / "a.zip", other.location)
+    assert cache.open_store(other.location).current == store.current
+
+
+def test_a_damaged_version_is_not_shipped(store, tmp_path, url):
+    chunk = tmp_path / "m.zarr" / store.current / "spans" / "c" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    for send in (
+        lambda: cache.pack(store, tmp_path / "a.zip"),
+        lambda: cache.push(store, url),
+        lambda: cache.pull(store.location, tmp_path / "n.zarr"),
+    ):
+        with pytest.raises(DamagedEntryError, match="spans/c/0"):
+            send()
+    assert not (tmp_path / "a.zip").exists()
+    assert not (tmp_path / "n.zarr").exists()
+    with pytest.raises(StoreNotFoundError, match="there is no cache at"):
+        cache.open_store(url)
+
+
+def test_pack_wants_a_zip_and_room(store, tmp_path, monkeypatch):
+    with pytest.raises(StoreWriteError, match=r"must end in \.zip"):
+        cache.pack(store, tmp_path / "a.tar")
+    monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
+    with pytest.raises(StoreWriteError, match="No space left"):
+        cache.pack(store, tmp_path / "a.zip")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.zarr"]
+
+
+def test_unpack_wants_a_zip(store, tmp_path):
+    with pytest.raises(ShippingError, match=r"is no \.zip; `pull` takes others"):
+        cache.unpack(store.location, tmp_path / "n.zarr")
+
+
+def refusing(number):
+    def refuse(*_arguments):
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def test_push_then_pull_gives_the_same_files(store, tmp_path, url):
+    sent = cache.push(store, url)
+    assert (sent.version, sent.copied, sent.kept) == (store.current, 6, 0)
+    got = cache.pull(url, tmp_path / "n.zarr")
+    assert got.version == store.current
+    assert files_of(cache.open_store(tmp_path / "n.zarr")) == files_of(store)
+    assert {path.name for path in tmp_path.iterdir()} == {"m.zarr", "n.zarr"}
+
+
+def test_a_url_is_read_in_place(store, url):
+    cache.push(store, url)
+    far = cache.open_store(url)
+    assert truth_of(far) == truth_of(store)
+    assert far.verify() == []
+    with pytest.raises(StoreWriteError, match="unpack or pull it"):
+        far.publish(entries())
+    with pytest.raises(StoreWriteError, match="pull it first"):
+        far.sidecar_dir(store.current)
+
+
+def test_push_writes_the_root_last_and_the_document_before_it(store, url, memory, monkeypatch):
+    order = []
+    pipe = type(memory).pipe_file
+
+    def noting(self, path, value, **options):
+        order.append(path)
+        return pipe(self, path, value, **options)
+
+    monkeypatch.setattr(type(memory), "pipe_file", noting)
+    cache.push(store, url)
+    root = url.removeprefix("memory:/")
+    assert order[-1] == f"{root}/zarr.json.part"
+    assert order[-2] == f"{root}/{store.current}/zarr.json.part"
+    assert len(order) == 6
+
+
+def test_push_sends_only_what_is_missing(store, url, memory):
+    cache.push(store, url)
+    assert cache.push(store, url) == cache.Shipment(store.current, 0, 6, 0)
+    root = url.removeprefix("memory:/")
+    memory.rm(f"{root}/{store.current}/tables/c/0")
+    assert cache.push(store, url).copied == 1
+    memory.pipe_file(f"{root}/{store.current}/spans/c/0", b"short")
+    assert cache.push(store, url).copied == 1
+    second = store.publish(entries(2, scale=8))
+    assert cache.push(store, url).copied == 6
+    far = cache.open_store(url)
+    assert far.current == second
+    assert len(far.versions()) == 2
+    assert far.verify() == []
+
+
+def test_a_push_that_breaks_shows_no_version_and_goes_on(store, url, memory, monkeypatch):
+    pipe = type(memory).pipe_file
+    for broken_at in range(1, 6):
+        target = f"{url}{broken_at}"
+        left = [broken_at]
+
+        def breaking(self, path, value, _left=left, **options):
+            _left[0] -= 1
+            if _left[0] < 0:
+                raise ConnectionResetError("broken")
+            return pipe(self, path, value, **options)
+
+        monkeypatch.setattr(type(memory), "pipe_file", breaking)
+        with pytest.raises(ShippingError, match="broken; no reader sees a half version"):
+            cache.push(store, target)
+        with pytest.raises(StoreNotFoundError, match="there is no cache at"):
+            cache.open_store(target)
+        monkeypatch.setattr(type(memory), "pipe_file", pipe)
+        assert cache.push(store, target).kept == broken_at
+        assert cache.open_store(target).verify() == []
+
+
+def test_push_without_make_current_leaves_the_far_current(store, url):
+    first = store.current
+    cache.push(store, url)
+    second = store.publish(entries(2, scale=8))
+    cache.push(store, url, make_current=False)
+    far = cache.open_store(url)
+    assert far.current == first
+    assert far.load("causal/q4", second).version == second
+
+
+def test_push_overwrites_no_other_zarr(store, url, memory):
+    memory.pipe_file(
+        url.removeprefix("memory:/") + "/zarr.json",
+        b'{"attributes":{},"node_type":"group","zarr_format":3}',
+    )
+    with pytest.raises(FormatVersionError, match="this reader knows format 1"):
+        cache.push(store, url)
+
+
+def test_push_and_pull_take_folders(store, tmp_path):
+    cache.push(store, str(tmp_path / "n.zarr"))
+    cache.push(store, f"file://{tmp_path}/o.zarr")
+    cache.pull(f"file://{tmp_path}/o.zarr", tmp_path / "p.zarr")
+    for name in ("n", "o", "p"):
+        assert files_of(cache.open_store(tmp_path / f"{name}.zarr")) == files_of(store)
+
+
+def test_pull_takes_a_version_by_id_and_prefix(store, tmp_path, url):
+    first = store.current
+    cache.push(store, url)
+    store.publish(entries(2, scale=8))
+    cache.push(store, url)
+    assert cache.pull(url, tmp_path / "n.zarr", first[:8]).version == first
+    with pytest.raises(VersionNotFoundError, match="holds no version"):
+        cache.pull(url, tmp_path / "n.zarr", "0" * 64)
+
+
+def test_a_pull_that_breaks_shows_no_version_and_resumes(tmp_path, url, monkeypatch):
+    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
+    store = published(tmp_path / "m.zarr", entries(6))
+    cache.push(store, url)
+    chunk = ship._chunk
+    fetched = []
+
+    def breaking(source, key, length):
+        if len(fetched) == 3:
+            raise cache.errors.StoreReadError(key, ConnectionResetError("broken"))
+        fetched.append(key)
+        return chunk(source, key, length)
+
+    monkeypatch.setattr(ship, "_chunk", breaking)
+    with pytest.raises(cache.errors.StoreReadError, match="broken"):
+        cache.pull(url, tmp_path / "n.zarr")
+    assert not (tmp_path / "n.zarr").exists()
+    monkeypatch.setattr(ship, "_chunk", lambda *a: fetched.append(a[1]) or chunk(*a))
+    done = cache.pull(url, tmp_path / "n.zarr")
+    assert done.kept == 3
+    assert len(fetched) == len(set(fetched)) == 7
+    assert files_of(cache.open_store(tmp_path / "n.zarr")) == files_of(store)
+    assert not list(tmp_path.glob(".n.zarr.tmp-*"))
+
+
+def test_a_torn_leftover_of_a_pull_is_fetched_again(tmp_path, url, monkeypatch):
+    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
+    store = published(tmp_path / "m.zarr", entries(6))
+    cache.push(store, url)
+    left = tmp_path / f".n.zarr.tmp-pull-{store.current[:16]}" / store.current / "spans" / "c"
+    left.mkdir(parents=True)
+    whole = (tmp_path / "m.zarr" / store.current / "spans" / "c" / "0").read_bytes()
+    (left / "0").write_bytes(whole)
+    (left / "1").write_bytes(whole[:-1])
+    (left / "2").symlink_to("/dev/zero")
+    assert cache.pull(url, tmp_path / "n.zarr").kept == 1
+    assert cache.open_store(tmp_path / "n.zarr").verify() == []
+    assert files_of(cache.open_store(tmp_path / "n.zarr")) == files_of(store)
+
+
+def test_wrong_bytes_that_pass_their_checksum_never_arrive(store, tmp_path, url, memory):
+    other = published(tmp_path / "o.zarr", entries(3, scale=7))
+    cache.push(store, url)
+    swapped = files_of(other)[f"{other.current}/spans/c/0"]
+    memory.pipe_file(url.removeprefix("memory:/") + f"/{store.current}/spans/c/0", swapped)
+    with pytest.raises(DamagedEntryError, match="SHA-256 of its values"):
+        cache.pull(url, tmp_path / "n.zarr")
+    assert not (tmp_path / "n.zarr").exists()
+    assert not list(tmp_path.glob(".n.zarr.tmp-*"))
+
+
+def test_pull_onto_a_damaged_version_is_refused(store, tmp_path, url):
+    cache.push(store, url)
+    cache.pull(url, tmp_path / "n.zarr")
+    (tmp_path / "n.zarr" / store.current / "spans" / "c" / "0").write_bytes(b"")
+    with pytest.raises(DamagedEntryError, match="cut short"):
+        cache.pull(url, tmp_path / "n.zarr")
+
+
+def test_pull_into_a_full_disk_is_typed(store, tmp_path, url, monkeypatch):
+    cache.push(store, url)
+    monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
+    with pytest.raises(StoreWriteError, match="No space left"):
+        cache.pull(url, tmp_path / "n.zarr")
+    assert not (tmp_path / "n.zarr").exists()
+
+
+def test_a_store_that_cannot_list_says_so(store, url, memory, monkeypatch, tmp_path):
+    cache.push(store, url)
+
+    def forbidden(*_arguments, **_options):
+        raise PermissionError("AccessDenied")
+
+    monkeypatch.setattr(type(memory), "ls", forbidden)
+    far = cache.open_store(url)
+    with pytest.raises(NotListableError, match="cannot list its versions"):
+        far.versions()
+    with pytest.raises(NotListableError, match="full id of 64"):
+        far.load("causal/q4", store.current[:8])
+    assert far.load("causal/q4").version == store.current
+    assert far.load("causal/q8", store.current).version == store.current
+    assert far.verify() == []
+    assert cache.pull(url, tmp_path / "n.zarr").version == store.current
+
+
+def test_a_missing_package_names_its_pip_line(store):
+    """In a process of its own, in which none of the packages can be imported."""
+    code = """
+        import sys
+        for name in ("aiohttp", "gcsfs", "huggingface_hub", "paramiko", "s3fs"):
+            sys.modules[name] = None
+        import cache
+        store = cache.open_store(sys.argv[1])
+        for protocol in ("gs", "sftp", "s3", "https", "hf"):
+            url = f"{protocol}://host/path/m.zarr"
+            for use in (
+                lambda: cache.open_store(url),
+                lambda: cache.push(store, url),
+                lambda: cache.pull(url, sys.argv[1]),
+            ):
+                try:
+                    use()
+                except cache.errors.BackendMissingError as error:
+                    assert isinstance(error, ImportError)
+                    assert error.pip_line in str(error)
+                    print(error.protocol, error.pip_line)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), store.location],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    lines = [
+        "gs pip install gcsfs",
+        "sftp pip install paramiko",
+        "s3 pip install s3fs",
+        "https pip install aiohttp requests",
+        "hf pip install huggingface_hub",
+    ]
+    assert done.stdout.splitlines() == [line for line in lines for _ in range(3)], done.stderr
+
+
+def test_an_unknown_protocol_is_refused():
+    with pytest.raises(ShippingError, match="cannot open gopher://x"):
+        cache.open_store("gopher://x/m.zarr")

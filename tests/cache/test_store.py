@@ -1,0 +1,302 @@
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+
+import cache
+from cache import reader
+from cache.errors import (
+    DamagedEntryError,
+    EntryNotFoundError,
+    FormatVersionError,
+    StoreNotFoundError,
+    StoreWriteError,
+    VersionNotFoundError,
+)
+from tests.cache.samples import entries, entry, files_of, layouts, published, values_of
+
+
+@pytest.fixture
+def store(tmp_path):
+    return published(tmp_path / "m.zarr")
+
+
+def test_what_is_published_is_what_loads(store):
+    again = cache.open_store(store.location)
+    for made in entries():
+        found = again.load(made.name)
+        assert (found.name, found.spec, found.attrs) == (made.name, made.spec, made.attrs)
+        assert found.version == store.current
+        for name, array in (made.spans | made.tables).items():
+            np.testing.assert_array_equal(found.arrays[name], array)
+            assert found.arrays[name].dtype == np.int32
+            assert found.arrays[name].shape == array.shape
+
+
+def test_loaded_arrays_cannot_be_written(store):
+    array = store.load("causal/q4").arrays["starts"]
+    with pytest.raises(ValueError, match="read-only"):
+        array[...] = 0
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        array.flags.writeable = True
+
+
+def test_a_new_store_has_no_version_and_leaves_no_trace(tmp_path):
+    location = tmp_path / "deep" / "m.zarr"
+    store = cache.open_store(location, writable=True)
+    assert store.current is None
+    assert store.versions() == []
+    with pytest.raises(VersionNotFoundError, match="no current version"):
+        store.load("x")
+    assert not location.parent.exists()
+
+
+def test_an_absent_store_is_refused(tmp_path):
+    with pytest.raises(StoreNotFoundError, match="there is no cache at") as caught:
+        cache.open_store(tmp_path / "m.zarr")
+    assert isinstance(caught.value, FileNotFoundError)
+    assert caught.value.exit_code == 1
+    with pytest.raises(StoreNotFoundError, match="there is no file"):
+        cache.open_store(tmp_path / "m.zip")
+
+
+@pytest.mark.parametrize("name", ["m", "m.zip", "memory://m.zarr"])
+def test_only_a_zarr_folder_is_writable(tmp_path, name, store):
+    location = name if "://" in name else tmp_path / name
+    if name == "m.zip":
+        cache.pack(store, location)
+    with pytest.raises(StoreWriteError, match=r"cannot be written: name a folder that ends in"):
+        cache.open_store(location, writable=True)
+
+
+def test_a_store_opened_for_reading_does_not_write(store):
+    closed = cache.open_store(store.location)
+    for change in (
+        lambda: closed.publish(entries()),
+        lambda: closed.use(store.current),
+        lambda: closed.gc(1),
+    ):
+        with pytest.raises(StoreWriteError, match="open it with writable=True"):
+            change()
+
+
+def test_equal_content_is_published_once(store, tmp_path):
+    before = files_of(store)
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "m.zarr").rglob("*") if p.is_file()}
+    del times[tmp_path / "m.zarr" / "zarr.json"]
+    assert store.publish(list(reversed(entries()))) == store.current
+    assert files_of(store) == before
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_two_stores_of_equal_content_are_equal_byte_for_byte(store, tmp_path):
+    other = published(tmp_path / "other" / "n.zarr", reversed(entries()))
+    assert other.current == store.current
+    assert files_of(other) == files_of(store)
+
+
+def test_a_version_is_six_files(store, tmp_path):
+    assert len(files_of(store)) == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["m.zarr"]
+
+
+def test_empty_versions_entries_and_arrays_load(tmp_path):
+    bare = cache.EntryData(name="bare", spec={"kind": "parametric"})
+    none = cache.EntryData(name="none", spec={}, spans={"x": np.zeros((3, 0), np.int32)})
+    store = published(tmp_path / "m.zarr", [bare, none])
+    assert store.verify() == []
+    assert store.load("bare").arrays == {}
+    assert store.load("none").arrays["x"].shape == (3, 0)
+    empty = store.publish([])
+    assert dict(store.version(empty).entries) == {}
+    assert store.verify() == []
+
+
+def test_versions_lists_the_newest_first(store):
+    first = store.current
+    second = store.publish(entries(2, scale=5))
+    lines = store.versions()
+    assert [(line.id, line.entries, line.is_current) for line in lines] == [
+        (second, 2, True),
+        (first, 3, False),
+    ]
+    size = sum(len(data) for key, data in files_of(store).items() if key.startswith(first))
+    assert lines[1].bytes_on_disk == size
+
+
+def test_versions_shows_a_damaged_one_and_goes_on(store, tmp_path):
+    second = store.publish(entries(2, scale=5))
+    (tmp_path / "m.zarr" / second / "zarr.json").write_bytes(b"{}")
+    lines = {line.id: line for line in cache.open_store(store.location).versions()}
+    assert "canonical document" in lines[second].damage
+    assert lines[second].entries == 0
+    assert len(lines) == 2
+
+
+def test_an_old_version_loads_by_id_and_prefix(store):
+    first, old = store.current, values_of(store.load("causal/q4"))
+    store.publish(entries(3, scale=9))
+    assert values_of(store.load("causal/q4")) != old
+    for name in (first, first[:4], first[:20]):
+        assert values_of(store.load("causal/q4", name)) == old
+        assert store.version(name).id == first
+
+
+def test_an_unknown_version_or_prefix_is_refused(store):
+    with pytest.raises(VersionNotFoundError, match="holds no version 0000"):
+        store.version("0" * 64)
+    with pytest.raises(VersionNotFoundError, match="0 versions start with 'zzzz'") as caught:
+        store.version("zzzz")
+    assert caught.value.known == (store.current,)
+    with pytest.raises(VersionNotFoundError, match="named by 4 digits or more"):
+        store.version(store.current[:3])
+
+
+def test_an_unknown_entry_names_its_neighbours(store):
+    with pytest.raises(EntryNotFoundError, match="no entry 'causal/q5'; nearest: causal/q") as e:
+        store.load("causal/q5")
+    assert isinstance(e.value, KeyError)
+    assert "causal/q4" in e.value.nearest
+
+
+def test_a_store_stays_with_the_version_it_was_opened_at(store):
+    reading = cache.open_store(store.location)
+    old = reading.current
+    new = store.publish(entries(3, scale=9))
+    assert (reading.current, reading.load("causal/q4").version) == (old, old)
+    assert cache.open_store(store.location).current == new
+
+
+def test_make_current_is_optional(store):
+    first = store.current
+    second = store.publish(entries(1, scale=9), make_current=False)
+    assert store.current == first
+    assert cache.open_store(store.location).current == first
+    assert store.load("causal/q4", second).version == second
+
+
+def test_a_first_version_need_not_be_current(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    made = store.publish(entries(), make_current=False)
+    again = cache.open_store(store.location, writable=True)
+    assert again.current is None
+    assert again.load("causal/q4", made).version == made
+    assert again.use(made[:8]) == made
+    assert cache.open_store(store.location).current == made
+
+
+def test_use_moves_current(store):
+    first = store.current
+    store.publish(entries(1, scale=9))
+    assert store.use(first[:10]) == first
+    assert store.current == first
+    assert cache.open_store(store.location).current == first
+    with pytest.raises(VersionNotFoundError, match="holds no version"):
+        store.use("1" * 64)
+
+
+def test_diff_takes_ids_prefixes_and_none(store):
+    first = store.current
+    store.publish([entry("causal/q4"), entry("new")])
+    diff = store.diff(first[:8], None)
+    assert diff == cache.Diff(("new",), ("causal/q12", "causal/q8"), ())
+
+
+def test_an_equal_entry_is_copied_and_a_raised_revision_is_another(store):
+    """What an incremental build does: unchanged entries are taken over as they are."""
+    first = store.current
+    kept = [store.load(name).to_data() for name in store.version().entries]
+    assert store.publish(kept) == first
+    changed = store.publish([*kept[1:], entry(kept[0].name, revision=2)])
+    assert store.diff(first, changed).changed == (kept[0].name,)
+    same = "causal/q8"
+    assert store.load(same, first).sha256 == store.load(same, changed).sha256
+
+
+def test_one_load_is_shared_by_all_threads(store, monkeypatch):
+    decoded = []
+    decode = reader.decode_chunk
+
+    def counting(data, length, file):
+        decoded.append(file)
+        return decode(data, length, file)
+
+    monkeypatch.setattr(reader, "decode_chunk", counting)
+    fresh = cache.open_store(store.location)
+    gate = threading.Barrier(8)
+    found = []
+
+    def load():
+        gate.wait()
+        found.append([fresh.load(made.name) for made in entries()])
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(decoded) == 2
+    assert len({tuple(map(id, loaded)) for loaded in found}) == 1
+
+
+def test_load_all_gives_every_entry_checked(tmp_path):
+    store = published(tmp_path / "m.zarr", layouts(40))
+    fresh = cache.open_store(store.location)
+    loaded = fresh.load_all()
+    assert list(loaded) == list(store.version().entries)
+    for made in layouts(40):
+        np.testing.assert_array_equal(loaded[made.name].arrays["ends"], made.spans["ends"])
+        assert fresh.load(made.name) is loaded[made.name]
+
+
+def test_load_all_refuses_the_whole_when_one_entry_is_damaged(tmp_path):
+    store = published(tmp_path / "m.zarr", layouts(40))
+    last = list(store.version().entries)[-1]
+    damaged = dataclasses.replace(store.version().entries[last], sha256="0" * 64)
+    fresh = cache.open_store(store.location)
+    version = fresh.version()
+    entries_ = dict(version.entries) | {last: damaged}
+    reading = reader.VersionReader(fresh.source, dataclasses.replace(version, entries=entries_))
+    with pytest.raises(DamagedEntryError, match=f"of entry '{last}' is damaged"):
+        reading.load_all()
+
+
+def test_a_folder_of_version_2_is_refused(store, tmp_path):
+    root = tmp_path / "m.zarr" / "zarr.json"
+    root.write_text(root.read_text().replace('"format_version":1', '"format_version":2'))
+    for writable in (False, True):
+        with pytest.raises(FormatVersionError, match="format 2, this reader knows format 1"):
+            cache.open_store(store.location, writable=writable)
+
+
+def test_a_damaged_entry_names_its_file_and_spares_the_others(store, tmp_path, monkeypatch):
+    last = values_of(store.load("causal/q12"))
+    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
+    other = published(tmp_path / "n.zarr")
+    chunk = tmp_path / "n.zarr" / other.current / "spans" / "c" / "1"
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    fresh = cache.open_store(other.location)
+    with pytest.raises(DamagedEntryError, match="CRC-32C") as caught:
+        fresh.load("causal/q4")
+    assert caught.value.file == str(chunk)
+    assert values_of(fresh.load("causal/q12")) == last
+
+
+def test_sidecars_stand_beside_the_store(store, tmp_path):
+    assert store.sidecar_dir(store.current) == tmp_path / "attest" / store.current
+    assert not (tmp_path / "attest").exists()
+
+
+def test_a_file_url_is_a_folder(store):
+    assert cache.open_store(f"file://{store.location}").load("causal/q4").name == "causal/q4"
+
+
+def test_an_entry_across_chunks_is_put_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 7)
+    store = published(tmp_path / "m.zarr")
+    assert len(files_of(store)) > 15
+    again = cache.open_store(store.location)
+    for made in entries():
+        np.testing.assert_array_equal(again.load(made.name).arrays["ends"], made.spans["ends"])
+    assert again.verify() == []

@@ -1,0 +1,92 @@
+import pytest
+
+import cache
+from cache.errors import DamagedEntryError, StoreReadError, VersionNotFoundError
+from cache.store import Store
+from tests.cache.samples import DictSource, entries, files_of, published
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = published(tmp_path / "m.zarr")
+    store.publish(entries(4, scale=5))
+    return store
+
+
+def test_a_sound_store_has_no_findings(store):
+    assert store.verify() == []
+    assert store.verify(store.current[:8]) == []
+
+
+def test_each_file_at_fault_is_named(store, tmp_path):
+    first, second = store.versions()[1].id, store.current
+    root = tmp_path / "m.zarr"
+    (root / first / "spans" / "c" / "0").unlink()
+    (root / second / "tables" / "zarr.json").write_bytes(b"{}")
+    (root / second / "notes.txt").write_bytes(b"hello")
+    (root / second / "spans" / "c" / "1").write_bytes(b"")
+    findings = cache.open_store(root).verify()
+    found = {(finding.version, finding.file, finding.entry) for finding in findings}
+    assert found == {
+        *((first, str(root / first / "spans" / "c" / "0"), f"causal/q{q}") for q in (4, 8, 12)),
+        (second, str(root / second / "tables" / "zarr.json"), None),
+        (second, str(root / second / "notes.txt"), None),
+        (second, str(root / second / "spans" / "c" / "1"), None),
+    }
+    assert all("Delete this version" in finding.message for finding in findings)
+    assert {f.version for f in cache.open_store(root).verify(first)} == {first}
+
+
+def test_a_wrong_value_under_a_right_checksum_is_found(store, tmp_path):
+    """The CRC-32C sees no swapped chunk; the entries' digests do."""
+    files = files_of(store)
+    first, second = store.versions()[1].id, store.current
+    swapped = published(tmp_path / "n.zarr", entries(4, scale=6))
+    files[f"{second}/spans/c/0"] = files_of(swapped)[f"{swapped.current}/spans/c/0"]
+    damaged = Store(DictSource(files), second, writable=False)
+    findings = damaged.verify(second)
+    assert {finding.entry for finding in findings} == {f"causal/q{q}" for q in (4, 8, 12, 16)}
+    assert all(len(f.expected) == len(f.found) == 64 for f in findings)
+    assert all(f.file == f"memory/{second}/spans/c/0, memory/{second}/tables/c/0" for f in findings)
+    assert damaged.verify(first) == []
+    with pytest.raises(DamagedEntryError, match="of entry 'causal/q4' is damaged") as caught:
+        damaged.load("causal/q4")
+    assert caught.value.entry == "causal/q4"
+
+
+def test_verify_reads_the_disk_again(store, tmp_path):
+    held = store.load("causal/q4")
+    (tmp_path / "m.zarr" / store.current / "spans" / "c" / "0").unlink()
+    assert len(store.verify(store.current)) == 4
+    assert store.load("causal/q4") is held
+
+
+def test_a_current_version_that_is_gone_is_found(store, tmp_path):
+    gone = store.current
+    (tmp_path / "m.zarr" / gone).rename(tmp_path / "aside")
+    (finding,) = cache.open_store(store.location).verify()
+    assert finding.file == str(tmp_path / "m.zarr" / "zarr.json")
+    assert finding.found == gone
+
+
+def test_a_manifest_of_version_2_is_a_finding(store, tmp_path):
+    document = tmp_path / "m.zarr" / store.current / "zarr.json"
+    document.write_bytes(
+        document.read_bytes().replace(b'"format_version":1', b'"format_version":2')
+    )
+    (finding,) = store.verify(store.current)
+    assert finding.file == str(document)
+
+
+def test_an_unknown_version_is_no_finding(store):
+    with pytest.raises(VersionNotFoundError, match="holds no version"):
+        store.verify("0" * 64)
+
+
+def test_a_file_that_may_not_be_read_is_an_error(store, tmp_path):
+    chunk = tmp_path / "m.zarr" / store.current / "spans" / "c" / "0"
+    chunk.unlink()
+    chunk.symlink_to(chunk.name)
+    with pytest.raises(StoreReadError, match=r"cannot read .*/spans/c/0") as caught:
+        store.verify()
+    assert isinstance(caught.value, OSError)
