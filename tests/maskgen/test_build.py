@@ -31,7 +31,7 @@ LAYOUTS = {
 DATA = {**LAYOUTS, "name": "dflash-data", "kind": "parametric"}
 del DATA["draws"]
 
-FIRST_ANCHORS = [11, 23, 24, 28, 29, 37]
+FIRST_ANCHORS = [0, 2, 5, 7, 13, 23]
 """Layout 0 of LAYOUTS at context 40, as every machine draws it."""
 
 
@@ -81,7 +81,7 @@ def test_every_layout_is_the_mask_of_its_anchors(tmp_path):
     build(specs_of(LAYOUTS), store)
     entry = load_entry(store, "dflash/ctx40")
     anchors, n_valid = entry.params["anchors"], entry.params["n_valid"]
-    assert anchors.shape == (12, 6)
+    assert anchors.shape == (48, 6)
     assert entry.num_layouts == entry.spans.B == entry.tables.B == 12
     wanted = torch.tensor(
         [dense_layout(a, n, 40, 4) for a, n in zip(anchors.tolist(), n_valid.tolist(), strict=True)]
@@ -99,18 +99,27 @@ def test_every_layout_is_the_mask_of_its_anchors(tmp_path):
 def test_anchors_ascend_inside_each_groups_range(tmp_path):
     store = fresh(tmp_path)
     build(specs_of(LAYOUTS), store)
-    for context, starts in ((40, [0, 5, 10, 20]), (64, [0, 8, 16, 32])):
+    for context, starts, ends in (
+        (40, [0, 5, 10, 20], [25, 30, 35, 40]),
+        (64, [0, 8, 16, 32], [40, 48, 56, 64]),
+    ):
         entry = load_entry(store, f"dflash/ctx{context}")
         assert entry.spec.params["answer_starts"] == starts
+        assert entry.spec.params["answer_ends"] == ends
+        pairs = [(start, end) for start in starts for end in ends]
+        n_valid = entry.params["n_valid"].tolist()
         for layout, row in enumerate(entry.params["anchors"].tolist()):
-            assert row == sorted(set(row))
-            assert row[0] >= starts[layout // 3]
-            assert row[-1] < context - 1
+            start, end = pairs[layout // 3]
+            live = row[: n_valid[layout]]
+            assert len(live) == min(len(row), end - 1 - start)
+            assert live == sorted(set(live))
+            assert live[0] >= start
+            assert live[-1] < end - 1
 
 
 def test_a_context_shorter_than_its_anchors_pads_them(tmp_path):
     store = fresh(tmp_path)
-    build(specs_of({**LAYOUTS, "context": 4, "answer_starts": [0, 2]}), store)
+    build(specs_of({**LAYOUTS, "context": 4, "answer_starts": [0, 2], "answer_ends": [4]}), store)
     entry = load_entry(store, "dflash/ctx4")
     assert entry.params["n_valid"].tolist() == [3, 3, 3, 1, 1, 1]
     assert entry.params["anchors"][0].tolist() == [0, 1, 2, 0, 0, 0]

@@ -37,9 +37,10 @@ def test_context_sizes_of_dflash():
     assert (small.name, large.name) == ("dflash/ctx128", "dflash/ctx256")
     assert (small.Q_LEN, small.KV_LEN) == (128, 256)
     assert (large.Q_LEN, large.KV_LEN) == (128, 384)
-    assert large.params["draws"] == 16
+    assert large.params["draws"] == 8
     assert large.params["answer_starts"] == [0, 32, 64, 128]
-    assert large.num_layouts == 64
+    assert large.params["answer_ends"] == [160, 192, 224, 256]
+    assert large.num_layouts == 16 * 8
     assert "draws" not in large.family_params
     assert large.family_params["draft_block_size"] == 4
 
@@ -133,6 +134,8 @@ def test_names_of_entries():
         ({**LAYOUTS, "draws": 0}, "draws = 0"),
         ({**LAYOUTS, "answer_starts": [127]}, "answer_starts.*at most context - 2 = 126"),
         ({**LAYOUTS, "answer_starts": [-1]}, "answer_starts = -1"),
+        ({**LAYOUTS, "answer_ends": [129]}, "answer_ends.*at most context = 128"),
+        ({**LAYOUTS, "answer_starts": [9], "answer_ends": [10]}, "2 past a start"),
         ({**LAYOUTS, "context": "long"}, "context = 'long'"),
         ({"name": "m", "mask_mod": "nowhere", "Q_LEN": 4}, "package.module:function"),
         ({"name": "m", "mask_mod": "a:b", "Q_LEN": 4, "kind": "layouts"}, "must be static"),
@@ -194,13 +197,14 @@ def test_the_digest_is_the_same_on_any_machine():
         Q_LEN=8,
         KV_LEN=24,
         BLOCK_SIZE=(16, 32),
-        params={"draft_block_size": 4, "draws": 2, "answer_starts": [0, 8]},
+        params={"draft_block_size": 4, "draws": 2, "answer_starts": [0, 8], "answer_ends": [16]},
         revision=1,
     )
     # sha256 of this text, taken with the sha256sum command:
     # {"BLOCK_SIZE":[16,32],"KV_LEN":24,"Q_LEN":8,"family":"dflash","kind":"layouts","params":
-    # {"answer_starts":[0,8],"draft_block_size":4,"draws":2},"revision":1} without the line break
-    assert spec.digest == "feeb245a65365a7db7e57ff575ce3da9fbca101506e98631c20afb8cce87ffb8"
+    # {"answer_ends":[16],"answer_starts":[0,8],"draft_block_size":4,"draws":2},"revision":1}
+    # without the line break
+    assert spec.digest == "9e7f2a6f3c193bf0fb7f7b7788f1bc62744f70dbafb6270bedf6e4a8ee7df96c"
 
 
 def test_json_comes_back_as_it_was():
