@@ -82,7 +82,7 @@ def test_every_layout_is_the_mask_of_its_anchors(tmp_path):
     entry = load_entry(store, "dflash/ctx40")
     anchors, n_valid = entry.params["anchors"], entry.params["n_valid"]
     assert anchors.shape == (48, 6)
-    assert entry.num_layouts == entry.spans.B == entry.tables.B == 12
+    assert entry.num_layouts == entry.spans.B == entry.tables.B == 48
     wanted = torch.tensor(
         [dense_layout(a, n, 40, 4) for a, n in zip(anchors.tolist(), n_valid.tolist(), strict=True)]
     )
@@ -91,7 +91,7 @@ def test_every_layout_is_the_mask_of_its_anchors(tmp_path):
     assert entry.attrs["empty_rows"] == 0
     # Blocks by counting the cells of each 16 x 16 tile; 24 x 64 is padded to 32 x 64.
     padded = torch.nn.functional.pad(wanted, (0, 0, 0, 8))
-    tiles = padded.view(12, 2, 16, 4, 16).sum(dim=(2, 4))
+    tiles = padded.view(48, 2, 16, 4, 16).sum(dim=(2, 4))
     kinds = (tiles > 0).int() + (tiles == 256).int()
     assert torch.equal(entry.tables.block_kinds()[:, 0].int(), kinds)
 
