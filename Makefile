@@ -61,3 +61,10 @@ format: install  ## rewrite the files as ruff wants them
 
 clean:  ## remove what was built, but not the environment
 	rm -rf build runs
+
+bench: install  ## speed and memory, as ratios in one run
+	$(RUN) -m benchmarks.bench_masks --out benchmarks/results.csv
+	$(RUN) -m benchmarks.bench_cache --out benchmarks/results.csv
+
+drill: install  ## damage caches in every way; prints what was noticed
+	$(RUN) -m tests.cache.drill
