@@ -1,5 +1,5 @@
 # The verbs of the project; README and .ci/run use the same ones. CONFIG names the run file.
-CONFIG ?= configs/demo.toml
+CONFIG ?= $(if $(shell command -v nvidia-smi 2>/dev/null),configs/gpu.toml,configs/demo.toml)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -25,13 +25,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/activate
 
 install: $(VENV)/.installed  ## .venv with everything
 
-prepare: install  ## prompts -> the target's own answers, tokenised
+build/prompts.jsonl: examples/compose_prompts.py | install
+	$(RUN) examples/compose_prompts.py --count 6000 $@
+
+prepare: install build/prompts.jsonl  ## prompts -> the target's own answers, tokenised
 	$(RUN) -m runtime.prepare --config $(CONFIG)
 
 masks: install  ## build the mask cache and print one row a mask
 	$(RUN) -m maskgen build $(CONFIG)
 
-train: install  ## the whole job: data, masks, training, evaluation
+train: install build/prompts.jsonl  ## the whole job: data, masks, training, evaluation
 	$(RUN) -m runtime.prepare --config $(CONFIG)
 	$(RUN) -m maskgen build $(CONFIG)
 	$(RUN) -m runtime.train --config $(CONFIG)

@@ -6,7 +6,7 @@ import struct
 import zipfile
 from pathlib import Path
 
-from cache.errors import DamagedEntryError, StoreNotFoundError, StoreReadError
+from cache.errors import HOW_TO_BUILD, DamagedEntryError, StoreNotFoundError, StoreReadError
 from cache.layout import version_key
 from cache.source import check_size
 
@@ -45,7 +45,8 @@ class ZipSource:
         try:
             self._zip = zipfile.ZipFile(path)
         except FileNotFoundError as error:
-            raise StoreNotFoundError(self.location, f"there is no file {path}") from error
+            msg = f"there is no file {path}: {HOW_TO_BUILD} in a .zarr folder, `pack` makes a zip"
+            raise StoreNotFoundError(self.location, msg) from error
         except _ZIP_ERRORS as error:
             raise DamagedEntryError(self.location, "it must be a zip", found=str(error)) from error
         except OSError as error:

@@ -26,6 +26,10 @@ class CacheError(Exception):
         return str(self.args[0]) if self.args else type(self).__name__
 
 
+HOW_TO_BUILD = "`make masks CONFIG=FILE` or `python -m maskgen build FILE` builds one"
+"""What to do where a cache or a version is missing."""
+
+
 class StoreNotFoundError(CacheError, FileNotFoundError):
     """There is no cache at ``location``."""
 
@@ -82,7 +86,7 @@ class DamagedEntryError(CacheError, ValueError):
     """Bytes are not what was published; nothing of them is used.
 
     ``file`` is the file or object at fault, ``entry`` the entry's name where one is known,
-    ``expected`` and ``found`` what differs.
+    ``expected`` and ``found`` what differs; ``summary`` is the message without what to do.
     """
 
     exit_code = 3
@@ -95,6 +99,7 @@ class DamagedEntryError(CacheError, ValueError):
         expected: object = None,
         found: object = None,
         entry: str | None = None,
+        remedy: str = "Delete this version and pull, unpack or build it again",
     ) -> None:
         difference = (
             ""
@@ -102,10 +107,8 @@ class DamagedEntryError(CacheError, ValueError):
             else (f" (expected {_shortened(expected)}, found {_shortened(found)})")
         )
         whose = f" of entry {entry!r}" if entry is not None else ""
-        super().__init__(
-            f"{file}{whose} is damaged: {rule}{difference}; it is not used. "
-            f"Delete this version and pull, unpack or build it again"
-        )
+        self.summary = f"{file}{whose} is damaged: {rule}{difference}"
+        super().__init__(f"{self.summary}; it is not used. {remedy}")
         self.file = file
         self.rule = rule
         self.expected = expected

@@ -48,6 +48,7 @@ FILL_VALUE = -1
 IntArray = NDArray[np.int32]
 
 _ID = re.compile(r"[0-9a-f]{64}")
+_ROOT_REMEDY = "Delete this one file, then pull, unpack or build: the versions beside it stay"
 _CODEC_LEVEL = 5
 _BLOSC_HEADER = struct.Struct("<BBBBIII")
 _BLOSC_ZSTD = 4
@@ -116,21 +117,32 @@ def parse_root(data: bytes, file: str) -> str | None:
     try:
         document = parse_json(data)
     except ValueError as error:
-        raise DamagedEntryError(file, "it must be a JSON document", found=str(error)) from error
+        raise DamagedEntryError(
+            file, "it must be a JSON document", found=str(error), remedy=_ROOT_REMEDY
+        ) from error
     attributes = document.get("attributes") if isinstance(document, dict) else None
     if not isinstance(attributes, dict):
-        raise DamagedEntryError(file, "it must be the document of a zarr group with attributes")
+        raise DamagedEntryError(
+            file, "it must be the document of a zarr group with attributes", remedy=_ROOT_REMEDY
+        )
     check_format(attributes, file)
     current = attributes.get("current")
     if current is not None and not (isinstance(current, str) and is_version_id(current)):
-        raise DamagedEntryError(file, "current must be 64 hexadecimal digits", found=repr(current))
+        raise DamagedEntryError(
+            file,
+            "current must be 64 hexadecimal digits",
+            found=repr(current),
+            remedy=_ROOT_REMEDY,
+        )
     try:
         same = canonical_json(document) == root_document(current)
     except (TypeError, ValueError):
         same = False
     if not same:
         raise DamagedEntryError(
-            file, "it must hold the format's name and version, and current, and nothing else"
+            file,
+            "it must hold the format's name and version, and current, and nothing else",
+            remedy=_ROOT_REMEDY,
         )
     return current
 

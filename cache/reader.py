@@ -7,7 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from cache.entry import Entry
-from cache.errors import DamagedEntryError, EntryNotFoundError, VersionNotFoundError
+from cache.errors import (
+    HOW_TO_BUILD,
+    DamagedEntryError,
+    EntryNotFoundError,
+    VersionNotFoundError,
+)
 from cache.flight import Flight
 from cache.layout import (
     MAX_CHUNK_VALUES,
@@ -40,7 +45,8 @@ def read_version(source: Source, version_id: str) -> Version:
     if document is None:
         raise VersionNotFoundError(
             version_id,
-            f"{source.location} holds no version {version_id}; `versions` lists what it holds",
+            f"{source.location} holds no version {version_id}; `versions` lists what it holds, "
+            f"{HOW_TO_BUILD}",
         )
     return parse_version(document, version_id, source.name(key))
 

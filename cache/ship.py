@@ -207,8 +207,9 @@ def _receive(
     writer = target.writer()
     keys = list(reader.file_keys())
     if version_id in target.source.version_ids():
-        for finding in findings_of(target.source, version_id):
-            raise DamagedEntryError(finding.file, finding.rule, entry=finding.entry)
+        damage = writer.damage(version_id)
+        if damage is not None:
+            raise damage
         shipment = Shipment(version_id, 0, len(keys), 0)
     else:
         folder = writer.folder

@@ -2,12 +2,13 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cache.archive import ZipSource
 from cache.entry import Entry, EntryData
 from cache.errors import (
+    HOW_TO_BUILD,
     CacheError,
     StoreNotFoundError,
     StoreWriteError,
@@ -95,7 +96,7 @@ class Store:
         """
         if id_or_prefix is None:
             if self._current is None:
-                msg = f"{self.location} has no current version: build and publish one, or `use` one"
+                msg = f"{self.location} has no current version: {HOW_TO_BUILD}, or `use` one"
                 raise VersionNotFoundError("current", msg)
             return self._current
         if is_version_id(id_or_prefix):
@@ -147,12 +148,20 @@ class Store:
         """
         return self._reader(self.resolve(version)).load_all()
 
-    def publish(self, entries: Iterable[EntryData], *, make_current: bool = True) -> str:
+    def publish(
+        self,
+        entries: Iterable[EntryData],
+        *,
+        make_current: bool = True,
+        on_damage: Callable[[CacheError], None] | None = None,
+    ) -> str:
         """Write a version, whole or not at all.
 
         Args:
             entries: All of the version's entries, in any order.
             make_current: Whether it becomes the version that is loaded when none is named.
+            on_damage: Called with what is wrong when the version is there already and is damaged,
+                before it is replaced; None refuses that.
 
         Returns:
             The version's id. Equal content has an equal id and is not written twice.
@@ -160,10 +169,14 @@ class Store:
         Raises:
             InvalidEntryError: An entry breaks a rule of the format.
             StoreWriteError: The store is read-only, or the disk refuses; nothing is left behind.
-            DamagedEntryError: The version is there already and is damaged.
+            DamagedEntryError: The version is there already and is damaged, and ``on_damage`` is
+                None; the folder to delete is named.
+            StoreReadError: The same of a version that cannot be read.
         """
         draft = lay_out(entries)
-        self.writer().publish(draft, make_current=make_current)
+        self.writer().publish(draft, make_current=make_current, on_damage=on_damage)
+        # Its reader may hold chunks of a damaged version that was replaced.
+        self._readers.pop(draft.version.id, None)
         if make_current:
             self._current = draft.version.id
         return draft.version.id
@@ -308,8 +321,8 @@ def open_store(location: str | os.PathLike[str], writable: bool = False) -> Stor
         current = None
     else:
         msg = (
-            f"there is no cache at {source.location} (no {ROOT_KEY} in it): build one there, "
-            f"or unpack or pull one"
+            f"there is no cache at {source.location} (no {ROOT_KEY} in it): {HOW_TO_BUILD}; "
+            f"`unpack` and `pull` bring one"
         )
         raise StoreNotFoundError(source.location, msg)
     return Store(source, current, writable=writable)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from cache.errors import (
+    HOW_TO_BUILD,
     DamagedEntryError,
     FormatVersionError,
     NotListableError,
@@ -50,7 +51,8 @@ def findings_of(source: Source, version: str | None) -> list[Finding]:
         return _version_findings(source, version)
     document = source.read(ROOT_KEY, MAX_ROOT_BYTES)
     if document is None:
-        raise StoreNotFoundError(source.location, f"there is no cache at {source.location}")
+        msg = f"there is no cache at {source.location}: {HOW_TO_BUILD}"
+        raise StoreNotFoundError(source.location, msg)
     current = parse_root(document, source.name(ROOT_KEY))
     try:
         versions = source.version_ids()

@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,13 @@ from cache.atomic import (
     temp_prefix,
     write_synced,
 )
-from cache.errors import CacheError, DamagedEntryError, StoreWriteError, VersionNotFoundError
+from cache.errors import (
+    CacheError,
+    DamagedEntryError,
+    StoreReadError,
+    StoreWriteError,
+    VersionNotFoundError,
+)
 from cache.layout import (
     FILL_VALUE,
     MAX_ROOT_BYTES,
@@ -61,16 +67,31 @@ class StoreWriter:
         self.source = source
         self.folder = source.folder
 
-    def publish(self, draft: Draft, *, make_current: bool) -> None:
+    def publish(
+        self,
+        draft: Draft,
+        *,
+        make_current: bool,
+        on_damage: Callable[[CacheError], None] | None = None,
+    ) -> None:
         """Write a drafted version beside the store and rename it into place.
+
+        A damaged version of the same id is replaced by two renames once the good one is on the
+        disk: a reader sees the damaged one, none for a moment, then the good one.
+
+        Args:
+            draft: The version.
+            make_current: Whether readers see it from now on.
+            on_damage: Called with what is wrong before a damaged version is replaced; None refuses.
 
         Raises:
             StoreWriteError: The disk refuses; nothing is left behind.
-            DamagedEntryError: The version is there already and is damaged.
+            DamagedEntryError: The version is there already and is damaged, on_damage is None.
+            StoreReadError: The same of a version that cannot be read.
         """
         with self.staging() as staging:
             for _ in range(_ATTEMPTS):
-                self._place(draft, staging)
+                self._place(draft, staging, on_damage)
                 if make_current:
                     self._set_current(draft.version.id, staging)
                 else:
@@ -199,16 +220,41 @@ class StoreWriter:
     def _exists(self, version: str) -> bool:
         return (self.folder / version_key(version)).is_file()
 
-    def _place(self, draft: Draft, staging: Path) -> None:
+    def damage(self, version: str) -> DamagedEntryError | StoreReadError | None:
+        """Return the first thing that is wrong with a version that is there, None when it is sound.
+
+        Raises:
+            VersionNotFoundError: It was removed meanwhile.
+        """
+        try:
+            findings = findings_of(self.source, version)
+        except StoreReadError as error:
+            return error
+        if not findings:
+            return None
+        first, place = findings[0], self.folder / version
+        remedy = f"Delete the folder {place}, then build, pull or unpack it again"
+        return DamagedEntryError(first.file, first.rule, entry=first.entry, remedy=remedy)
+
+    def _place(
+        self, draft: Draft, staging: Path, on_damage: Callable[[CacheError], None] | None
+    ) -> None:
         version = draft.version.id
-        if self._exists(version):
-            for finding in findings_of(self.source, version):
-                raise DamagedEntryError(finding.file, finding.rule, entry=finding.entry)
-            # It is wanted again: a gc counts its age from now.
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(self.folder / version)
-            return
+        there = self._exists(version)
+        if there:
+            damage = self.damage(version)
+            if damage is None:
+                # It is wanted again: a gc counts its age from now.
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(self.folder / version)
+                return
+            if on_damage is None:
+                raise damage
+            on_damage(damage)
         write_version(draft, staging)
+        if there:
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / version).rename(staging / f"damaged-{time.time_ns()}")
         self.install(staging / version, version)
 
     def _set_current(self, version: str, staging: Path) -> None:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,14 @@ from torch import Tensor
 
 import cache
 from cache import EntryData, EntryInfo, Store
+from cache.errors import (
+    CacheError,
+    DamagedEntryError,
+    FormatVersionError,
+    StoreReadError,
+    StoreWriteError,
+    VersionNotFoundError,
+)
 from maskgen.errors import LayoutInvariantError, MaskSpecError
 from maskgen.families import families
 from maskgen.families.layouts import dflash_layouts
@@ -21,6 +30,14 @@ from maskgen.progress import Progress
 from maskgen.rows import BuildRow, mask_row
 from maskgen.spec import MaskSpec
 from maskgen.tables import BlockTables, compile_mask
+
+Notice = Callable[[str], None]
+"""Takes a sentence for the person who builds."""
+
+
+def warn(message: str) -> None:
+    """Give a notice as a RuntimeWarning, which Python writes to stderr."""
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,38 +56,85 @@ def build(
     *,
     progress: Progress | None = None,
     make_current: bool = True,
+    notice: Notice = warn,
 ) -> BuildReport:
     """Build what is missing, copy the rest from the current version, publish one version.
+
+    What is missing or damaged in the current version is built anew and a damaged version of the
+    same id is replaced, never without a notice.
 
     Args:
         specs: The version's entries, all of them.
         store: A writable cache.
         progress: Called after each entry.
         make_current: Whether readers see the new version from now on.
+        notice: Called with each thing that is damaged, before it is made anew.
 
     Raises:
         MaskSpecError: A parameter is out of its range.
         UnsupportedMaskError: A row needs more than MAX_INTERVALS spans.
-        DamagedEntryError: An entry to copy is not what was published.
         StoreWriteError: The cache cannot be written.
     """
-    reusable = _current_entries(store)
+    reusable = _current_entries(store, notice)
     entries: list[EntryData] = []
     rows: list[BuildRow] = []
     for done, spec in enumerate(specs, start=1):
         start = time.perf_counter()
         # Code may have changed under the same name, so a function is always evaluated again.
         old = reusable.get(spec.digest) if reusable and not spec.is_function else None
-        data = build_entry(spec) if old is None else _copied(spec, old, store)
+        copied = None if old is None else _copied(spec, old, store, notice)
+        data = build_entry(spec) if copied is None else copied
         build_ms = (time.perf_counter() - start) * 1e3
         nbytes = sum(array.nbytes for array in (*data.spans.values(), *data.tables.values()))
-        reused = old is not None
+        reused = copied is not None
         rows.append(mask_row(spec, data.attrs, nbytes, build_ms=build_ms, reused=reused))
         entries.append(data)
         if progress is not None:
             progress(spec.name, done, len(specs))
-    version = store.publish(entries, make_current=make_current)
+
+    def replaced(error: CacheError) -> None:
+        notice(f"{_summary(error)}; the version that was built now replaces it")
+
+    version = store.publish(entries, make_current=make_current, on_damage=replaced)
     return BuildReport(version=version, rows=tuple(rows))
+
+
+def held(specs: Sequence[MaskSpec], store: Store, refusal: StoreWriteError) -> BuildReport:
+    """Report on the current version of a cache that cannot be written, if it needs no build.
+
+    The entries are read, which verifies them, as a build's copies are; functions are not evaluated.
+
+    Args:
+        specs: What is wanted; the version may hold more.
+        store: The cache.
+        refusal: Why it cannot be written.
+
+    Returns:
+        The version's rows of the specs; all are reused.
+
+    Raises:
+        StoreWriteError: The refusal, with the names of the specs that the version lacks.
+        DamagedEntryError: The version is not what was published.
+    """
+    try:
+        version = store.version()
+    except VersionNotFoundError as error:
+        message = f"{refusal}; {error}"
+        raise StoreWriteError(refusal.file, message, refusal.errno) from error
+    found = [(spec, version.entries.get(spec.name)) for spec in specs]
+    same = [(spec, info) for spec, info in found if info and _digest(info) == spec.digest]
+    if len(same) < len(specs):
+        held_names = {spec.name for spec, _ in same}
+        missing = ", ".join(spec.name for spec in specs if spec.name not in held_names)
+        message = f"{refusal}; it lacks {missing}, as the config has it"
+        raise StoreWriteError(refusal.file, message, refusal.errno) from refusal
+    rows: list[BuildRow] = []
+    for spec, info in same:
+        start = time.perf_counter()
+        store.load(info.name)
+        build_ms = (time.perf_counter() - start) * 1e3
+        rows.append(mask_row(spec, info.attrs, info.nbytes, build_ms=build_ms, reused=True))
+    return BuildReport(version=version.id, rows=tuple(rows))
 
 
 def build_entry(spec: MaskSpec) -> EntryData:
@@ -156,17 +220,36 @@ def spec_spans(spec: MaskSpec, params: Mapping[str, Tensor]) -> RowIntervals:
     return spans
 
 
-def _current_entries(store: Store) -> dict[str, EntryInfo]:
-    """Map the digest of each spec in the current version to its entry."""
+def _current_entries(store: Store, notice: Notice) -> dict[str, EntryInfo]:
+    """Map the digest of each spec in the current version to its entry; none if it is unreadable."""
     if store.current is None:
         return {}
-    entries = store.version().entries.values()
-    return {cache.sha256_hex(cache.canonical_json(info.spec)): info for info in entries}
+    try:
+        entries = store.version().entries.values()
+    except (VersionNotFoundError, DamagedEntryError, FormatVersionError, StoreReadError) as error:
+        notice(f"{_summary(error)}; nothing is copied from the current version, all is built")
+        return {}
+    return {_digest(info): info for info in entries}
 
 
-def _copied(spec: MaskSpec, info: EntryInfo, store: Store) -> EntryData:
-    """Read an entry, which verifies it, for the new version; it may have another name there."""
-    return dataclasses.replace(store.load(info.name).to_data(), name=spec.name)
+def _digest(info: EntryInfo) -> str:
+    return cache.sha256_hex(cache.canonical_json(info.spec))
+
+
+def _copied(spec: MaskSpec, info: EntryInfo, store: Store, notice: Notice) -> EntryData | None:
+    """Read an entry, which verifies it, for the new version; None when it is damaged.
+
+    It may have another name there.
+    """
+    try:
+        return dataclasses.replace(store.load(info.name).to_data(), name=spec.name)
+    except (DamagedEntryError, StoreReadError) as error:
+        notice(f"{_summary(error)}; {spec.name!r} is built, not copied")
+        return None
+
+
+def _summary(error: CacheError) -> str:
+    return error.summary if isinstance(error, DamagedEntryError) else str(error)
 
 
 def _parametric_attrs(spec: MaskSpec) -> dict[str, Any]:

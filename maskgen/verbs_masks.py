@@ -1,5 +1,6 @@
 """Verbs about masks: build, list, show, report, verify, plan."""
 
+import errno
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -18,13 +19,17 @@ from maskgen.options import (
 from maskgen.progress import show_progress
 
 if TYPE_CHECKING:
-    from cache import Finding
+    from cache import Finding, Store
+    from cache.errors import StoreWriteError
     from maskgen.certificate import Certificate
     from maskgen.rows import BuildRow
     from maskgen.verify import Difference
 
 DIFFERENCE_FOUND = 3
 """Exit code of a verification that found a difference."""
+
+_READ_ONLY = (None, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Error numbers of a write that no room on the disk would help; None where none was tried."""
 
 
 @click.command()
@@ -42,20 +47,37 @@ def build(
 ) -> None:
     """Build the masks of CONFIG into the cache: make what is missing, copy the rest, publish."""
     import cache
+    from cache.errors import StoreWriteError
     from maskgen.attest import certify_version
     from maskgen.build import build as build_masks
+    from maskgen.build import held
     from maskgen.spec import read_specs
 
     specs = read_specs(config)
-    store = cache.open_store(cache_location(location, config), writable=True)
-    with show_progress("build") as progress:
-        report = build_masks(specs, store, progress=progress, make_current=False)
+    place = cache_location(location, config)
+    read_only = False
+    try:
+        store = cache.open_store(place, writable=True)
+        with show_progress("build") as progress:
+            report = build_masks(
+                specs, store, progress=progress, make_current=False, notice=_echo_notice
+            )
+    except StoreWriteError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        store = _opened(place, error)
+        report = held(specs, store, error)
+        read_only = True
+        click.echo(f"{store.location} is read-only and holds every mask of {config}", err=True)
+        evaluated = ", ".join(spec.name for spec in specs if spec.is_function)
+        if evaluated:
+            click.echo(f"functions were not evaluated again: {evaluated}", err=True)
     certificates: list[Certificate] = []
-    if certify:
+    if certify and not read_only:
         with show_progress("certify") as progress:
             certificates = certify_version(store, report.version, progress=progress)
     failed = [certificate for certificate in certificates if certificate.findings]
-    if not failed:
+    if not failed and not read_only:
         store.use(report.version)
     if as_json:
         entries = [asdict(row) for row in report.rows]
@@ -238,6 +260,22 @@ def plan(data: str, max_buckets: int, multiple: int, as_json: bool) -> None:
     rows.append(["all", str(len(lengths)), str(tokens), str(padded), f"{share:.1%}"])
     click.echo(text_table(["context", "samples", "tokens", "with padding", "padding"], rows))
     click.echo(f"context = {list(chosen.contexts)}")
+
+
+def _opened(place: str, refusal: "StoreWriteError") -> "Store":
+    """Open for reading what cannot be written; where no cache is, the refusal says so."""
+    import cache
+    from cache.errors import StoreNotFoundError, StoreWriteError
+
+    try:
+        return cache.open_store(place)
+    except StoreNotFoundError as error:
+        message = f"{refusal}; no cache is there yet"
+        raise StoreWriteError(refusal.file, message, refusal.errno) from error
+
+
+def _echo_notice(message: str) -> None:
+    click.echo(f"Warning: {message}", err=True)
 
 
 def _rows_table(rows: "Sequence[BuildRow]", *, built: bool) -> str:

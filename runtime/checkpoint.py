@@ -8,9 +8,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -35,6 +36,8 @@ class Checkpoint:
     """What shaped the run; a resume needs the same."""
     sha256: str
     """Of the state file."""
+    drafter: Mapping[str, Any]
+    """The network's published config, with ``feature_scale`` beside it."""
 
     def load(self) -> dict[str, Tensor]:
         """Read the state, checking its digest.
@@ -48,7 +51,7 @@ class Checkpoint:
             if found != self.sha256:
                 raise CheckpointError(
                     f"{path} is damaged: its SHA-256 must be {self.sha256[:12]}..., found "
-                    f"{found[:12]}...; delete the folder to resume from the one before"
+                    f"{found[:12]}..."
                 )
             state: dict[str, Tensor] = load_file(path)
             return state
@@ -63,9 +66,23 @@ def file_digest(path: Path) -> str:
 
 
 def save_checkpoint(
-    root: Path, state: Mapping[str, Tensor], *, step: int, fingerprint: str, keep: int
+    root: Path,
+    state: Mapping[str, Tensor],
+    *,
+    step: int,
+    fingerprint: str,
+    drafter: Mapping[str, Any],
+    keep: int,
 ) -> Path:
     """Write one checkpoint beside the others and drop the oldest over ``keep``.
+
+    Args:
+        root: Folder of all checkpoints.
+        state: Tensors on the CPU.
+        step: Finished steps.
+        fingerprint: What shaped the run.
+        drafter: What an export needs beside the weights.
+        keep: Checkpoints kept.
 
     Raises:
         CheckpointError: The disk refuses; what was there stays.
@@ -85,13 +102,14 @@ def save_checkpoint(
                 "format": FORMAT,
                 "step": step,
                 "fingerprint": fingerprint,
+                "drafter": dict(drafter),
                 "sha256": file_digest(folder / STATE_FILE),
             }
             write_synced(folder / META_FILE, json.dumps(meta, indent=1).encode())
             if target.exists():
                 shutil.rmtree(target)
             move_folder(folder, target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot save {target}: {error}") from error
     for old in find_checkpoints(root)[keep:]:
         shutil.rmtree(old.folder, ignore_errors=True)
@@ -107,15 +125,23 @@ def find_checkpoints(root: Path) -> list[Checkpoint]:
             if meta["format"] != FORMAT:
                 continue
             found.append(
-                Checkpoint(folder, int(meta["step"]), str(meta["fingerprint"]), str(meta["sha256"]))
+                Checkpoint(
+                    folder,
+                    int(meta["step"]),
+                    str(meta["fingerprint"]),
+                    str(meta["sha256"]),
+                    dict(meta["drafter"]),
+                )
             )
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             continue
     return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
 
 
-def latest_checkpoint(root: Path, fingerprint: str) -> Checkpoint | None:
-    """The newest checkpoint of this run.
+def latest_state(
+    root: Path, fingerprint: str, report: Callable[[str], None]
+) -> tuple[int, dict[str, Tensor]] | None:
+    """The newest good state of this run, and its step; a damaged one is reported and passed over.
 
     Raises:
         CheckpointError: The folder holds checkpoints, and they are of another run.
@@ -128,4 +154,9 @@ def latest_checkpoint(root: Path, fingerprint: str) -> Checkpoint | None:
             f"{checkpoints[0].fingerprint[:12]}, this run's is {fingerprint[:12]}): settings, data "
             "or masks changed; use --fresh to start over there, or another run.folder"
         )
-    return ours[0] if ours else None
+    for checkpoint in ours:
+        try:
+            return checkpoint.step, checkpoint.load()
+        except CheckpointError as error:
+            report(f"passing over a checkpoint: {error}")
+    return None

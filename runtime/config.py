@@ -164,6 +164,13 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "drafter.init": ("target", "random"),
     "train.anchors": ("layouts", "data"),
 }
+MAXIMUM: Mapping[str, float] = {
+    "run.seed": 2**63 - 1,
+    "data.min_distinct_4grams": 1,
+    "train.min_lr_ratio": 1,
+    "train.warmup_ratio": 1,
+}
+ABOVE_ZERO = ("train.lr",)
 BELOW_ONE = ("train.beta1", "train.beta2")
 MINIMUM: Mapping[str, float] = {
     "run.seed": 0,
@@ -176,6 +183,7 @@ MINIMUM: Mapping[str, float] = {
     "data.min_distinct_4grams": 0,
     "drafter.num_layers": 1,
     "train.steps": 1,
+    "train.global_batch": 1,
     "train.warmup_ratio": 0,
     "train.beta1": 0,
     "train.beta2": 0,
@@ -258,6 +266,10 @@ def _parse_value(where: str, value: Any, hint: Any) -> Any:
         raise ConfigError(where, value, "must be finite")
     if where in MINIMUM and value < MINIMUM[where]:
         raise ConfigError(where, value, f"must be at least {MINIMUM[where]}")
+    if where in MAXIMUM and value > MAXIMUM[where]:
+        raise ConfigError(where, value, f"must be at most {MAXIMUM[where]}")
+    if where in ABOVE_ZERO and value <= 0:
+        raise ConfigError(where, value, "must be above 0")
     if where in BELOW_ONE and value >= 1:
         raise ConfigError(where, value, "must be below 1")
     return value

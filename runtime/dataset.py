@@ -3,7 +3,8 @@
 ``meta.json`` describes the folder. ``{split}.safetensors`` holds every token of a split end to
 end: ``input_ids`` int32 ``[T]``, ``loss_mask`` uint8 ``[T]``, ``prompt_lens`` int32 ``[n]`` and
 ``offsets`` int64 ``[n + 1]``. ``{split}.features.safetensors`` holds the target's hidden states
-beside them, ``features`` bfloat16 ``[T, K * H]``, where they are stored.
+beside them, ``features`` bfloat16 ``[T, K * H]``, where they are stored. ``meta.json`` names the
+SHA-256 of every such file, and opening a split checks those of its own.
 """
 
 import hashlib
@@ -24,6 +25,8 @@ from runtime.errors import DatasetError
 FORMAT = 1
 SPLITS = ("train", "heldout")
 META = "meta.json"
+FILES = {META, *(f"{split}{kind}.safetensors" for split in SPLITS for kind in ("", ".features"))}
+"""Everything that a folder may hold."""
 PREPARE = "run python -m runtime.prepare again"
 
 
@@ -73,7 +76,8 @@ class Dataset:
         """Open ``train`` or ``heldout``.
 
         Raises:
-            DatasetError: The folder is missing, of another format, or damaged.
+            DatasetError: The folder is missing, of another format, or damaged. Every byte of the
+                split is read to tell, features too.
         """
         folder = Path(folder)
         meta = read_meta(folder)
@@ -82,13 +86,13 @@ class Dataset:
         if split not in SPLITS:
             raise DatasetError(f"a split must be one of {', '.join(SPLITS)}, found {split!r}")
         path = folder / f"{split}.safetensors"
+        _check_digest(path, meta)
         try:
-            found = _sha256(path)
             arrays = load_file(path)
         except (OSError, SafetensorError) as error:
             raise DatasetError(f"{path} cannot be read ({error}); {PREPARE}") from error
-        if found != meta["sha256"].get(path.name):
-            raise DatasetError(f"{path} is not the file that {META} names by SHA-256; {PREPARE}")
+        if meta["features"] == "stored" and arrays["offsets"].numel() > 1:
+            _check_digest(folder / f"{split}.features.safetensors", meta)
         return cls(folder, split, meta, arrays)
 
     def __len__(self) -> int:
@@ -156,16 +160,34 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
         DatasetError: It is no JSON, or of another format version.
     """
     try:
-        meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
+        meta: Any = json.loads((folder / META).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise DatasetError(f"{folder / META} cannot be read ({error}); {PREPARE}") from error
-    if meta.get("format") != FORMAT:
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        found = meta.get("format") if isinstance(meta, dict) else None
         raise DatasetError(
-            f"{folder / META} must be of format {FORMAT}, found {meta.get('format')!r}; {PREPARE}"
+            f"{folder / META} must be of format {FORMAT}, found {found!r}; {PREPARE}"
         )
     return meta
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse to write over anything but an earlier dataset, be it a damaged one.
+
+    Raises:
+        DatasetError: ``folder`` is there, and neither empty nor just a dataset's files.
+    """
+    if not folder.exists():
+        return
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    # Other tools write a meta.json too: alone it does not show whose folder this is.
+    if names and not (META in names and len(names) > 1 and names <= FILES):
+        raise DatasetError(
+            f"{folder} must be empty or hold prepared data, found other files; "
+            "choose another [data] folder"
+        )
 
 
 def write_dataset(
@@ -174,7 +196,7 @@ def write_dataset(
     """Write a folder whole: beside, then in one rename, replacing an earlier dataset.
 
     Args:
-        folder: Where it goes; must be absent, empty or an earlier dataset.
+        folder: Where it goes; see ``check_replaceable``.
         splits: Samples of ``train`` and ``heldout``; all with features when
             ``meta["features"]`` is ``stored``.
         meta: Everything in ``meta.json`` but format and digests, which are added here.
@@ -182,11 +204,7 @@ def write_dataset(
     Raises:
         DatasetError: ``folder`` holds something else.
     """
-    if folder.exists() and not (folder / META).exists() and any(folder.iterdir()):
-        raise DatasetError(
-            f"{folder} must be empty or hold prepared data, found other files; "
-            "choose another [data] folder"
-        )
+    check_replaceable(folder)
     beside = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
@@ -198,7 +216,9 @@ def write_dataset(
         sha256[path.name] = _sha256(path)
         if meta["features"] == "stored" and samples:
             features = torch.cat([_stored_features(sample) for sample in samples])
-            save_file({"features": features}, beside / f"{split}.features.safetensors")
+            path = beside / f"{split}.features.safetensors"
+            save_file({"features": features}, path)
+            sha256[path.name] = _sha256(path)
     document = {"format": FORMAT, **meta, "sha256": sha256}
     (beside / META).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     old = folder.with_name(f"{folder.name}.old")
@@ -224,6 +244,15 @@ def _stored_features(sample: Sample) -> Tensor:
     if sample.features is None:
         raise DatasetError("every sample must have features where features are stored")
     return sample.features.to(torch.bfloat16)
+
+
+def _check_digest(path: Path, meta: Mapping[str, Any]) -> None:
+    try:
+        found = _sha256(path)
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read ({error}); {PREPARE}") from error
+    if found != meta["sha256"].get(path.name):
+        raise DatasetError(f"{path} is not the file that {META} names by SHA-256; {PREPARE}")
 
 
 def _sha256(path: Path) -> str:

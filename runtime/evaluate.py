@@ -228,12 +228,13 @@ def _compare(
     longest = max(len(speculative), len(greedy))
     tokens = [[*text, *[None] * (longest - len(text))] for text in (speculative, greedy)]
     position = next(at for at in range(longest) if tokens[0][at] != tokens[1][at])
+    is_cut = position == min(len(speculative), len(greedy))
     return Mismatch(
         prompt=i,
         position=position,
         speculative=tokens[0][position],
         greedy=tokens[1][position],
-        gap=choice_gap(target, prompt, speculative),
+        gap=None if is_cut else choice_gap(target, prompt, speculative),
     )
 
 

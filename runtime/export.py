@@ -45,7 +45,7 @@ def main(
         config = read_config(config_path, settings)
         run_folder = Path(config.run.folder)
         checkpoint = _choose_checkpoint(run_folder / "checkpoints", step)
-        folder = _export(config, checkpoint, Path(out) if out else run_folder / "drafter")
+        folder = _export(checkpoint, Path(out) if out else run_folder / "drafter")
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "step": checkpoint.step}))
     else:
@@ -156,33 +156,20 @@ def load_published(
     return servable(drafter.to(device))
 
 
-def _export(config: Any, checkpoint: "Checkpoint", folder: Path) -> Path:
+def _export(checkpoint: "Checkpoint", folder: Path) -> Path:
     import torch
 
-    from maskgen.spec import read_specs
-    from runtime.dataset import Dataset
-    from runtime.initialise import drafter_config
-    from runtime.masks import entry_name
-    from runtime.target import Target
+    from runtime.drafter import DrafterConfig
 
-    state = checkpoint.load()
-    dataset = Dataset.open(config.data.folder, "train")
-    prefix = entry_name(config.train.masks, config.train.anchors, 0).removesuffix("0")
-    specs = [s for s in read_specs({"masks": config.masks}) if s.name.startswith(prefix)]
-    network = drafter_config(
-        Target.load(config.target.model),
-        num_layers=config.drafter.num_layers,
-        draft_block_size=int(specs[0].params["draft_block_size"]),
-        target_layer_ids=dataset.layer_ids,
-    )
+    published = dict(checkpoint.drafter)
+    scale = torch.tensor(published.pop("feature_scale"))
     weights = {
         name.removeprefix(MASTER): tensor
-        for name, tensor in state.items()
+        for name, tensor in checkpoint.load().items()
         if name.startswith(MASTER)
     }
-    return save_published(
-        folder, network, weights, feature_scale=torch.tensor(dataset.feature_scale)
-    )
+    network = DrafterConfig.from_published(published)
+    return save_published(folder, network, weights, feature_scale=scale)
 
 
 def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":

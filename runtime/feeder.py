@@ -96,12 +96,12 @@ class Feeder(threading.Thread):
 
     def _fill_row(self, tensors: dict[str, Tensor], row: int, step: Step, index: int) -> None:
         sample = self.dataset.sample(index)
-        length = min(len(sample.input_ids), step.context)
-        loss_mask = sample.loss_mask[:length]
-        tensors["input_ids"][row, :length] = sample.input_ids[:length]
+        length = len(sample.input_ids)
+        loss_mask = sample.loss_mask
+        tensors["input_ids"][row, :length] = sample.input_ids
         tensors["loss_mask"][row, :length] = loss_mask
         if sample.features is not None and "features" in tensors:
-            tensors["features"][row, :length] = sample.features[:length]
+            tensors["features"][row, :length] = sample.features
         key = {"seed": self.seed, "epoch": step.epoch, "sample": index}
         if "layout" in tensors:
             chooser = self.choosers[step.context]

@@ -15,6 +15,7 @@ from cache import Store
 from cache.errors import EntryNotFoundError
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.mask_mod import spans_mask_mod
+from maskgen.spec import MaskSpec
 from maskgen.tables import TABLE_FIELDS, BlockTables
 from runtime.attention import dense_mask
 from runtime.errors import BucketMissingError, ConfigError
@@ -22,32 +23,42 @@ from runtime.errors import BucketMissingError, ConfigError
 KIND_OF_ANCHORS = {"layouts": "layouts", "data": "parametric"}
 
 
-def entry_name(masks: str, anchors: str, context: int) -> str:
-    """Name of a bucket's entry: ``dflash/ctx2048``, or ``dflash-data/ctx2048``."""
-    return f"{masks}{'-data' if anchors == 'data' else ''}/ctx{context}"
+def entries_name(masks: str, anchors: str) -> str:
+    """Name that a run's entries share: ``dflash``, or ``dflash-data`` for data anchors."""
+    return f"{masks}-data" if anchors == "data" else masks
 
 
-def load_bucket(store: Store, masks: str, anchors: str, context: int, config: str) -> MaskEntry:
-    """Load the entry of one bucket and check that it is of the kind that the run uses.
+def load_bucket(store: Store, spec: MaskSpec, anchors: str, config: str) -> MaskEntry:
+    """Load the entry of one bucket, as the run file asks for it.
+
+    Args:
+        store: The cache.
+        spec: What the run file asks for.
+        anchors: ``layouts`` or ``data``.
+        config: Path of the run file, named in errors.
 
     Raises:
-        BucketMissingError: The cache has no such entry; says what builds it.
+        BucketMissingError: The cache has no such entry, or one of other parameters; says what
+            builds it.
         ConfigError: The entry is of another family or kind.
     """
-    name = entry_name(masks, anchors, context)
+    kind = KIND_OF_ANCHORS[anchors]
+    if spec.family != "dflash" or spec.kind != kind:
+        found = f"{spec.family}, {spec.kind}"
+        raise ConfigError(
+            "train.masks", spec.name, f"must be of family dflash and kind {kind}, and is {found}"
+        )
     try:
-        entry = load_entry(store, name)
+        entry = load_entry(store, spec.name)
     except EntryNotFoundError as error:
         raise BucketMissingError(
-            f"the run needs mask {name!r}, and {store.location} does not hold it; add context "
-            f"{context} to [masks] of {config} and run: make masks CONFIG={config}"
+            f"the run needs mask {spec.name!r}, and {store.location} does not hold it; run: "
+            f"make masks CONFIG={config}"
         ) from error
-    if entry.spec.family != "dflash" or entry.kind != KIND_OF_ANCHORS[anchors]:
-        raise ConfigError(
-            "train.masks",
-            masks,
-            f"entry {name!r} must be of family dflash and kind {KIND_OF_ANCHORS[anchors]}, "
-            f"and is {entry.spec.family}, {entry.kind}",
+    if entry.spec.digest != spec.digest:
+        raise BucketMissingError(
+            f"mask {spec.name!r} in {store.location} is another one than {config} asks for: found "
+            f"{entry.spec.to_json()}, expected {spec.to_json()}; run: make masks CONFIG={config}"
         )
     return entry
 

@@ -84,6 +84,8 @@ class MetricsLog:
             f"loss {row['loss']:.3f}  tau~ {row['tau_forced']:.3f}  "
             f"{row['step_ms']:.0f} ms/step  {row['tokens_per_s']:,.0f} tokens/s"
         )
+        if row["skipped"]:
+            shown += f"  {row['skipped']} steps skipped, not finite"
         if self._bar is not None:
             self._bar.update(row["step"] - self._bar.n)
             self._bar.set_postfix_str(shown, refresh=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runtime.config import Config
     from runtime.devices import Placement
 
-RULES = 1
+RULES = 2
 """Raised whenever the rules of ``runtime.samples`` change what a folder holds."""
 
 
@@ -34,7 +34,7 @@ def main(
 ) -> None:
     """Prepare data: read prompts, let the target answer them, write tokenised samples.
 
-    Does nothing when the folder holds just what these prompts, target and settings give.
+    Does nothing when the folder holds just what these prompts, target and settings give, whole.
     """
     overrides = [*settings]
     overrides += [f"target.model={json.dumps(target)}"] if target else []
@@ -62,7 +62,7 @@ def prepare(config: "Config") -> dict[str, Any]:
         SampleTooLongError: A sample is too long and ``data.too_long`` is ``refuse``.
         DatasetError: The folder holds something else than prepared data.
     """
-    from runtime.dataset import read_meta
+    from runtime.dataset import check_replaceable
     from runtime.devices import enter_thread, place
     from runtime.target_files import find_target
 
@@ -70,31 +70,63 @@ def prepare(config: "Config") -> dict[str, Any]:
     device = config.run.devices.split(",")[0]
     placement = place(device, dtype=config.target.dtype, threads=config.run.threads)
     folder = Path(config.data.folder)
-    found = read_meta(folder)
-    files = find_target(config.target.model)
-    if found is not None and found["key"] == _key(config, placement, files.digest):
+    _check_heldout_from(config)
+    key = _key(config, placement, find_target(config.target.model).digest)
+    found = _up_to_date(folder, key)
+    if found is not None:
         return _table(found, f"{folder} (up to date)")
+    # Loading and answering take long: what would be refused at the end is refused now.
+    check_replaceable(folder)
     enter_thread(placement.devices[0], placement.threads)
     began = time.perf_counter()
     meta = _make(config, placement, folder)
     return {**_table(meta, str(folder)), "seconds": round(time.perf_counter() - began, 1)}
 
 
-def largest_context(masks: Mapping[str, Any]) -> int:
-    """The largest ``context`` of the ``[masks]`` entries, in tokens: the longest sample.
+def largest_context(config: "Config") -> int:
+    """The largest context of the run's mask entries, in tokens: the longest sample.
 
     Raises:
-        ConfigError: No entry has a context.
+        ConfigError: ``[masks]`` has no entry of the run's name.
+        MaskSpecError: ``[masks]`` is wrong.
     """
+    from runtime.session import run_specs
+
+    return max(run_specs(config))
+
+
+def _check_heldout_from(config: "Config") -> None:
     from runtime.errors import ConfigError
 
-    contexts: list[int] = []
-    for entry in masks.get("entry", []):
-        value = entry.get("context", [])
-        contexts += [value] if isinstance(value, int) else list(value)
-    if not contexts:
-        raise ConfigError("masks.entry", contexts, "at least one entry must have a context")
-    return max(contexts)
+    wanted = config.data.heldout_from
+    if wanted and Path(wanted) not in map(Path, config.data.prompts):
+        raise ConfigError(
+            "data.heldout_from",
+            wanted,
+            f"must be one of data.prompts ({', '.join(config.data.prompts)}) or empty",
+        )
+
+
+def _up_to_date(folder: Path, key: str) -> dict[str, Any] | None:
+    """The ``meta.json`` of a folder that is of this key and whole; None otherwise.
+
+    Raises:
+        DatasetError: The folder cannot be read, and holds something else than prepared data.
+    """
+    from runtime.dataset import PREPARE, SPLITS, Dataset, check_replaceable, read_meta
+    from runtime.errors import DatasetError
+
+    try:
+        found = read_meta(folder)
+        if found is None or found.get("key") != key:
+            return None
+        for split in SPLITS:
+            Dataset.open(folder, split)
+    except DatasetError as error:
+        check_replaceable(folder)
+        _say(f"preparing again: {str(error).removesuffix(f'; {PREPARE}')}")
+        return None
+    return found
 
 
 def _make(config: "Config", placement: "Placement", folder: Path) -> dict[str, Any]:
@@ -105,7 +137,7 @@ def _make(config: "Config", placement: "Placement", folder: Path) -> dict[str, A
     from runtime.text import read_records
 
     counts = Counts()
-    context = largest_context(config.masks)
+    context = largest_context(config)
     records = read_records(config.data.prompts, counts.dropped)
     if not records:
         raise NoSamplesError("the prompt files hold nothing to use", counts.dropped)
@@ -135,6 +167,8 @@ def _make(config: "Config", placement: "Placement", folder: Path) -> dict[str, A
             f"data.heldout keeps {config.data.heldout} out",
             +counts.dropped,
         )
+    asked = config.data.heldout
+    missing = {"held-out samples asked for": asked} if len(heldout) < asked else {}
     meta = {
         "key": _key(config, placement, target.digest),
         "target": {"name": target.name, "digest": target.digest},
@@ -150,6 +184,7 @@ def _make(config: "Config", placement: "Placement", folder: Path) -> dict[str, A
             "records": len(records),
             "train samples": len(train),
             "held-out samples": len(heldout),
+            **missing,
             "train tokens": sum(len(draft.input_ids) for draft in train),
             "train supervised tokens": sum(sum(draft.loss_mask) for draft in train),
         },
@@ -184,7 +219,7 @@ def _key(config: "Config", placement: "Placement", target_digest: str) -> str:
         "dtype": str(placement.compute_dtype),
         "num_features": config.target.num_features,
         "store": _stores(config, placement),
-        "context": largest_context(config.masks),
+        "context": largest_context(config),
         "seed": config.run.seed,
         "data": [
             data.heldout,

@@ -117,7 +117,11 @@ class Replica:
         with self.pool.activated():
             self.optimizer.load_state(dict(state))
             self.totals.zero_()
-            self.totals[len(self.sums) :].copy_(state["counters"])
+            counters = self.totals[len(self.sums) :]
+            counters.copy_(state["counters"])
+            # Faults in a row belong to the run that was stopped for them.
+            for name in ("skips_in_a_row", "worst_skips_in_a_row"):
+                counters[COUNTERS.index(name)] = 0
         self.pool.synchronize()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:

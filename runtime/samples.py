@@ -15,9 +15,11 @@ Rules, in this order:
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -280,9 +282,7 @@ def split(
     Returns:
         Train and held-out samples, each in the order given.
     """
-    eligible = [
-        d for d in drafts if d.source.startswith(f"{heldout_from}:" if heldout_from else "")
-    ]
+    eligible = [draft for draft in drafts if not heldout_from or _is_from(draft, heldout_from)]
     ranked = sorted(eligible, key=lambda draft: _sha256(f"{seed}:{draft.identity}"))
     chosen = {draft.identity for draft in ranked[:heldout]}
     return (
@@ -310,6 +310,11 @@ def _last_answer_start(loss_mask: Sequence[int]) -> int:
     while start and loss_mask[start - 1]:
         start -= 1
     return start if end else len(loss_mask)
+
+
+def _is_from(draft: Draft, file: str) -> bool:
+    """Whether a draft's source is the file (plain text) or a line of it."""
+    return re.fullmatch(re.escape(str(Path(file))) + r"(:\d+)?", draft.source) is not None
 
 
 def _identity(content: Any) -> str:

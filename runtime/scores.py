@@ -21,8 +21,14 @@ class Mismatch:
     """Token id there; None where the text had ended."""
     greedy: int | None
     """Token id there; None where the text had ended."""
-    gap: float
-    """Largest amount by which any token of the speculative text is below the best logit."""
+    gap: float | None
+    """Largest amount by which any token of the speculative text is below the best logit; None
+    (endless, which JSON cannot say) where one text is the beginning of the other: both end by the
+    same rule, so that a missing token is never a tie."""
+
+    def is_tie(self, dtype: str) -> bool:
+        """Whether rounding in this dtype alone can have parted the texts."""
+        return self.gap is not None and self.gap <= TIE[dtype]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +76,7 @@ class EvaluationResult:
     @property
     def exact(self) -> bool:
         """Whether every speculative text is the greedy one, but for ties within rounding."""
-        return all(mismatch.gap <= TIE[self.dtype] for mismatch in self.mismatches)
+        return all(mismatch.is_tie(self.dtype) for mismatch in self.mismatches)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as ``evaluate.json`` holds them."""
@@ -103,7 +109,7 @@ class EvaluationResult:
         )
         lines += [
             f"mismatch: prompt {m.prompt}, token {m.position}: {m.speculative} instead of "
-            f"{m.greedy}, worst logit {m.gap:.3g} below the best"
+            f"{m.greedy}, {_shown(m.gap)}"
             for m in self.mismatches
         ]
         return "\n".join(lines)
@@ -111,3 +117,9 @@ class EvaluationResult:
     @property
     def _scores(self) -> tuple[DrafterScore, DrafterScore]:
         return self.untrained, self.trained
+
+
+def _shown(gap: float | None) -> str:
+    if gap is None:
+        return "one text is the beginning of the other"
+    return f"worst logit {gap:.3g} below the best"

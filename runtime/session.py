@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 import cache
 from maskgen.entry import MaskEntry
+from maskgen.spec import MaskSpec, read_specs
 from runtime.batches import StepPlan
 from runtime.config import Config
 from runtime.dataset import Dataset
-from runtime.errors import ConfigError
-from runtime.masks import entry_name, load_bucket
+from runtime.errors import ConfigError, DatasetError
+from runtime.masks import entries_name, load_bucket
 
 UNSHAPING: Mapping[str, tuple[str, ...]] = {
     "run": ("folder", "devices", "threads"),
@@ -51,14 +52,20 @@ def open_session(config: Config, config_path: str) -> Session:
         StoreNotFoundError: There is no cache.
         ConfigError: ``[masks]`` has no entry of that name, or entries disagree.
     """
+    specs = run_specs(config)
     dataset = Dataset.open(config.data.folder, "train")
     train = config.train
-    contexts = configured_contexts(config)
+    contexts = tuple(specs)
+    if dataset.meta["context"] > contexts[-1]:
+        raise DatasetError(
+            f"{config.data.folder} was prepared for contexts up to {dataset.meta['context']}, the "
+            f"run's largest is {contexts[-1]}; run python -m runtime.prepare --config {config_path}"
+        )
     lengths = np.asarray(dataset.lengths, dtype=np.int64)
     plan = StepPlan(lengths, bucket_of(lengths, contexts), train.global_batch, config.run.seed)
     store = cache.open_store(config.cache)
     entries = {
-        context: load_bucket(store, train.masks, train.anchors, context, config_path)
+        context: load_bucket(store, specs[context], train.anchors, config_path)
         for context in plan.contexts
     }
     sizes = {int(entry.spec.params["draft_block_size"]) for entry in entries.values()}
@@ -77,31 +84,34 @@ def open_session(config: Config, config_path: str) -> Session:
     )
 
 
-def configured_contexts(config: Config) -> tuple[int, ...]:
-    """Contexts of the run's mask entries as ``[masks]`` lists them, ascending.
+def run_specs(config: Config) -> dict[int, MaskSpec]:
+    """The run's mask entries as ``[masks]`` asks for them, by context, ascending.
 
     Raises:
-        ConfigError: No entry has the run's name.
+        ConfigError: No entry has the run's name, or two have one context.
+        MaskSpecError: ``[masks]`` is wrong.
     """
-    name = entry_name(config.train.masks, config.train.anchors, 0).partition("/")[0]
-    listed = config.masks.get("entry", [])
-    for item in listed:
-        if item.get("name") == name:
-            context = item.get("context", [])
-            return tuple(sorted({int(c) for c in np.atleast_1d(context)}))
-    names = ", ".join(str(item.get("name")) for item in listed) or "none"
-    raise ConfigError("train.masks", name, f"must name an entry of [masks]; it has {names}")
+    name = entries_name(config.train.masks, config.train.anchors)
+    listed = read_specs({"masks": config.masks})
+    ours = [spec for spec in listed if spec.name.rpartition("/")[0] == name]
+    if not ours:
+        names = ", ".join(sorted({spec.name.rpartition("/")[0] for spec in listed})) or "none"
+        raise ConfigError("train.masks", name, f"must name an entry of [masks]; it has {names}")
+    by_context = {spec.KV_LEN - spec.Q_LEN: spec for spec in ours}
+    if len(by_context) < len(ours):
+        raise ConfigError("train.masks", name, "must have one entry for each context")
+    return dict(sorted(by_context.items()))
 
 
 def bucket_of(lengths: NDArray[np.int64], contexts: tuple[int, ...]) -> NDArray[np.int64]:
-    """Smallest bucket of each sample; a sample over the largest is cut to it.
+    """Smallest bucket of each sample.
 
     Args:
-        lengths: Tokens of each sample, int ``[n]``.
+        lengths: Tokens of each sample, int ``[n]``, none over the largest bucket.
         contexts: Buckets, ascending.
     """
     sizes = np.asarray(contexts, dtype=np.int64)
-    return sizes[np.minimum(np.searchsorted(sizes, lengths), len(sizes) - 1)]
+    return sizes[np.searchsorted(sizes, lengths)]
 
 
 def fingerprint(config: Config, entries: Mapping[int, MaskEntry], dataset: Dataset) -> str:

@@ -177,9 +177,9 @@ class DraftStep:
         sums, counters = self.totals[:num_sums], self.totals[num_sums:]
         steps, skips, in_a_row, worst, norm = counters.unbind()
         skipped = self.optimizer.step(self.optimizer.sums[1], steps)
-        sums.add_(torch.nan_to_num(self.optimizer.sums, nan=0.0, posinf=0.0, neginf=0.0))
         # A step without a supervised token is skipped too, but it is no fault.
         faulty = skipped * (self.optimizer.sums[1] != 0)
+        sums.add_(torch.where(faulty > 0, 0.0, self.optimizer.sums))
         steps.add_(1)
         skips.add_(faulty)
         in_a_row.copy_((in_a_row + 1) * faulty)

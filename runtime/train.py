@@ -1,9 +1,12 @@
 """``python -m runtime.train``: trains a drafter on prebuilt masks and exports it."""
 
+import contextlib
+import fcntl
 import json
 import platform
 import shutil
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from runtime.devices import Placement
     from runtime.step import FrozenTarget
     from runtime.target import Target
+    from runtime.trainer import RunResult
 
 
 @click.command()
@@ -45,14 +49,47 @@ def main(
         from runtime.config import read_config
 
         config = read_config(config_path, overrides)
-        rows = train(config, config_path, fresh=fresh)
+        with run_folder(config.run.folder):
+            result, rows = train(config, config_path, fresh=fresh)
     if as_json:
-        click.echo(json.dumps(rows))
+        click.echo(json.dumps({**rows, "summary": result.summary}))
     else:
+        click.echo(result.summary)
         click.echo("\n".join(f"{name:16} {value}" for name, value in rows.items()))
+    if result.signal is not None:
+        # As a shell reports a command that a signal ended, so that a script stops here.
+        sys.exit(128 + result.signal)
 
 
-def train(config: "Config", config_path: str, *, fresh: bool = False) -> dict[str, Any]:
+@contextlib.contextmanager
+def run_folder(name: str) -> Iterator[None]:
+    """Make the run folder and hold it for this process alone.
+
+    Raises:
+        ConfigError: It is no folder, or cannot be made.
+        TrainingError: Another process trains there.
+    """
+    from runtime.errors import ConfigError, TrainingError
+
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError("run.folder", name, f"must be a writable folder ({error})") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TrainingError(
+                f"another process trains in {name}; wait for it, or use another run.folder"
+            ) from error
+        yield
+
+
+def train(
+    config: "Config", config_path: str, *, fresh: bool = False
+) -> tuple["RunResult", dict[str, Any]]:
     """Run the whole of a training command.
 
     Args:
@@ -61,11 +98,11 @@ def train(config: "Config", config_path: str, *, fresh: bool = False) -> dict[st
         fresh: Delete the run folder's checkpoints first.
 
     Returns:
-        The rows of the closing table.
+        How the run ended, and the rows of the closing table.
     """
     import torch
 
-    from runtime.checkpoint import latest_checkpoint
+    from runtime.checkpoint import latest_state
     from runtime.devices import enter_thread, place
     from runtime.export import save_published
     from runtime.initialise import drafter_config, initial_drafter
@@ -78,11 +115,10 @@ def train(config: "Config", config_path: str, *, fresh: bool = False) -> dict[st
     placement = place(config.run.devices, dtype=config.target.dtype, threads=config.run.threads)
     session = open_session(config, config_path)
     folder = Path(config.run.folder)
-    folder.mkdir(parents=True, exist_ok=True)
     if fresh:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    checkpoint = latest_checkpoint(folder / "checkpoints", session.fingerprint)
-    first_step = checkpoint.step if checkpoint else 0
+    found = latest_state(folder / "checkpoints", session.fingerprint, _say)
+    first_step, state = found or (0, None)
     enter_thread(placement.devices[0], placement.threads)
     _say(f"loading target {config.target.model}")
     target = Target.load(
@@ -98,7 +134,7 @@ def train(config: "Config", config_path: str, *, fresh: bool = False) -> dict[st
     )
     _write_run_file(folder, config, session.mask_version, session.fingerprint)
     weights = None
-    if checkpoint is None:
+    if state is None:
         weights = initial_drafter(target, session.dataset, config, network).state_dict()
     trainer = Trainer(
         config=config,
@@ -113,8 +149,8 @@ def train(config: "Config", config_path: str, *, fresh: bool = False) -> dict[st
     )
     try:
         trainer.prepare()
-        trainer.start_from(weights=weights, state=checkpoint.load() if checkpoint else None)
-        if checkpoint is not None:
+        trainer.start_from(weights=weights, state=state)
+        if state is not None:
             _say(f"resuming from step {first_step} of {config.train.steps}")
         result = trainer.run(first_step)
         scale = torch.tensor(session.dataset.feature_scale)
@@ -122,7 +158,6 @@ def train(config: "Config", config_path: str, *, fresh: bool = False) -> dict[st
     finally:
         trainer.teardown()
     draw_metrics(read_metrics(folder / METRICS_FILE), folder / PICTURE_FILE)
-    click.echo(result.summary)
     rows: dict[str, Any] = {
         "run folder": str(folder),
         "steps": f"{result.steps} of {config.train.steps}",
@@ -132,9 +167,10 @@ def train(config: "Config", config_path: str, *, fresh: bool = False) -> dict[st
         "drafter": str(folder / "drafter"),
         "picture": str(folder / PICTURE_FILE),
     }
-    if result.reason:
-        rows["stopped by"] = f"{result.reason}; the same command goes on from step {result.steps}"
-    return rows
+    if result.signal is not None:
+        name = result.signal.name
+        rows["stopped by"] = f"{name}; the same command goes on from step {result.steps}"
+    return result, rows
 
 
 def frozen_targets(

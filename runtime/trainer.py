@@ -22,7 +22,7 @@ from runtime.config import Config
 from runtime.dataset import Dataset
 from runtime.devices import Placement
 from runtime.drafter import DrafterConfig
-from runtime.errors import ConfigError, NonFiniteError, WorkerError
+from runtime.errors import ConfigError, FrozenError, NonFiniteError, WorkerError
 from runtime.feeder import Feeder
 from runtime.freeze import FreezeGuard
 from runtime.metrics import METRICS_FILE, MetricsLog, interval_metrics
@@ -44,8 +44,8 @@ class RunResult:
     """The after-freeze line."""
     seconds: float
     """From freeze to the last step."""
-    reason: str | None
-    """Why it stopped early, if it did."""
+    signal: signal.Signals | None
+    """What stopped it early, if anything did."""
 
 
 class Trainer:
@@ -84,6 +84,7 @@ class Trainer:
                 f"must be a multiple of the number of devices, {size}",
             )
         self.config = config
+        self.drafter_config = drafter_config
         self.folder = Path(config.run.folder)
         self.dataset = dataset
         self.plan = plan
@@ -156,7 +157,10 @@ class Trainer:
         with guard.active(), _stop_on_signals(coordinator):
             for thread in (*feeders, *workers):
                 thread.start()
-            _watch(workers, coordinator)
+            try:
+                _watch(workers, coordinator)
+            except KeyboardInterrupt as interrupt:
+                coordinator.fail(interrupt)
             for feeder in feeders:
                 feeder.stop()
             if coordinator.failed.is_set():
@@ -167,16 +171,20 @@ class Trainer:
         seconds = time.monotonic() - began
         finished = workers[0].finished
         log.close()
-        healthy = not workers[0].is_alive()
-        if healthy and finished > max(self._saved, first_step):
-            self.save(finished)
+        # After a failure the other ranks' collectives were broken off, and what a replay made of
+        # half-reduced gradients is no state to resume from.
+        whole = coordinator.error is None or len(self.replicas) == 1
+        if whole and not workers[0].is_alive() and finished > max(self._saved, first_step):
+            self._save_last(finished, coordinator.error)
         if coordinator.error is not None:
             _raise_first(coordinator.error, finished)
+        if guard.counts:
+            raise FrozenError(f"after freeze, and swallowed by whoever did it: {guard.counts}")
         replays = sum(replica.replays for replica in self.replicas)
         eager = self.replicas[0].device.type == "cpu"
         summary = guard.summary(finished - first_step, replays, eager=eager)
         return RunResult(
-            steps=finished, summary=summary, seconds=seconds, reason=coordinator.reason
+            steps=finished, summary=summary, seconds=seconds, signal=coordinator.signal
         )
 
     def _make_threads(
@@ -207,8 +215,7 @@ class Trainer:
 
     def _after_step(self, finished: int, step: Step, log: MetricsLog) -> None:
         train = self.config.train
-        lengths = (int(self.plan.lengths[sample]) for sample in step.samples if sample >= 0)
-        self._interval_tokens += sum(min(length, step.context) for length in lengths)
+        self._interval_tokens += sum(int(self.plan.lengths[s]) for s in step.samples if s >= 0)
         if finished % train.log_every == 0 or finished == train.steps:
             self._log(finished, log)
         if finished % train.save_every == 0:
@@ -236,6 +243,14 @@ class Trainer:
                 "for NaN in the features, or lower train.lr"
             )
 
+    def _save_last(self, finished: int, error: BaseException | None) -> None:
+        try:
+            self.save(finished)
+        except Exception as failure:
+            if error is None:
+                raise
+            self.report(f"could not save the last step: {failure}")
+
     def save(self, finished: int) -> None:
         """Write rank 0's state as the checkpoint of ``finished`` steps."""
         save_checkpoint(
@@ -243,6 +258,10 @@ class Trainer:
             self.replicas[0].state(),
             step=finished,
             fingerprint=self.fingerprint,
+            drafter={
+                **self.drafter_config.to_published(),
+                "feature_scale": list(self.dataset.feature_scale),
+            },
             keep=self.config.train.keep,
         )
         self._saved = finished
@@ -279,7 +298,7 @@ def _stop_on_signals(coordinator: Coordinator) -> Iterator[None]:
 
     def stop(signum: int, frame: FrameType | None) -> None:
         del frame
-        coordinator.stop(signal.Signals(signum).name)
+        coordinator.stop(signal.Signals(signum))
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -291,6 +310,6 @@ def _stop_on_signals(coordinator: Coordinator) -> Iterator[None]:
 
 
 def _raise_first(error: BaseException, finished: int) -> None:
-    if isinstance(error, (NonFiniteError,)) or not isinstance(error, Exception):
+    if isinstance(error, NonFiniteError) or not isinstance(error, Exception):
         raise error
     raise WorkerError(f"training stopped after step {finished}: {error}") from error

@@ -3,6 +3,7 @@
 The functions here know nothing of what a step computes.
 """
 
+import signal
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -47,7 +48,7 @@ class Coordinator:
         self._limit = last_step
         self._begun = -1
         self._stopping = False
-        self.reason: str | None = None
+        self.signal: signal.Signals | None = None
         self.error: BaseException | None = None
         self.failed = threading.Event()
 
@@ -62,11 +63,11 @@ class Coordinator:
                 self._begun = step
             return True
 
-    def stop(self, reason: str) -> None:
+    def stop(self, cause: signal.Signals) -> None:
         """End the run after the step that the furthest rank is in."""
         with self._lock:
             self._stopping = True
-            self.reason = self.reason or reason
+            self.signal = self.signal or cause
 
     def fail(self, error: BaseException) -> None:
         """End the run now; the first error is kept."""

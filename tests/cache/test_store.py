@@ -57,8 +57,22 @@ def test_an_absent_store_is_refused(tmp_path):
         cache.open_store(tmp_path / "m.zarr")
     assert isinstance(caught.value, FileNotFoundError)
     assert caught.value.exit_code == 1
-    with pytest.raises(StoreNotFoundError, match="there is no file"):
+    how = "`make masks CONFIG=FILE` or `python -m maskgen build FILE` builds one"
+    assert how in str(caught.value)
+    with pytest.raises(StoreNotFoundError, match="there is no file") as caught:
         cache.open_store(tmp_path / "m.zip")
+    assert how in str(caught.value)
+
+
+def test_a_damaged_root_says_that_it_alone_must_go(store, tmp_path):
+    root = tmp_path / "m.zarr" / "zarr.json"
+    root.write_bytes(b"{")
+    with pytest.raises(DamagedEntryError, match="Delete this one file, then"):
+        cache.open_store(store.location)
+    root.unlink()
+    again = cache.open_store(store.location, writable=True)
+    assert again.publish(entries()) == store.current
+    assert again.verify() == []
 
 
 @pytest.mark.parametrize("name", ["m", "m.zip", "memory://m.zarr"])

@@ -153,7 +153,71 @@ def test_a_version_that_is_there_but_damaged_is_not_built_over(tmp_path):
     with pytest.raises(DamagedEntryError, match="the file is missing") as caught:
         store.publish(entries())
     assert caught.value.file == str(chunk)
+    assert f"Delete the folder {tmp_path / 'm.zarr' / store.current}, then" in str(caught.value)
     assert not chunk.exists()
+
+
+def remove_a_chunk(folder):
+    (folder / "tables" / "c" / "0").unlink()
+
+
+def empty_the_manifest(folder):
+    (folder / "zarr.json").write_bytes(b"{}")
+
+
+def add_a_file(folder):
+    (folder / "notes.txt").write_bytes(b"hello")
+
+
+def loop_a_chunk(folder):
+    """A link to itself: the system refuses to read it."""
+    remove_a_chunk(folder)
+    (folder / "tables" / "c" / "0").symlink_to("0")
+
+
+@pytest.mark.parametrize("damage", [remove_a_chunk, empty_the_manifest, add_a_file, loop_a_chunk])
+def test_a_damaged_version_is_replaced_when_that_is_asked_for(tmp_path, damage):
+    store = published(tmp_path / "m.zarr")
+    before, version = files_of(store), store.current
+    store.load("causal/q4")
+    damage(tmp_path / "m.zarr" / version)
+    seen = []
+    assert store.publish(entries(), on_damage=seen.append) == version
+    assert len(seen) == 1
+    assert str(tmp_path / "m.zarr" / version) in str(seen[0])
+    assert files_of(store) == before
+    assert store.verify() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["m.zarr"]
+    store.publish(entries(), on_damage=seen.append)
+    assert len(seen) == 1
+
+
+def test_a_full_disk_leaves_the_damaged_version_where_it_is(tmp_path, monkeypatch):
+    store = published(tmp_path / "m.zarr")
+    remove_a_chunk(tmp_path / "m.zarr" / store.current)
+    before = files_of(store)
+
+    def refuse(*_arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(writer, "write_synced", refuse)
+    with pytest.raises(StoreWriteError, match="No space left"):
+        store.publish(entries(), on_damage=lambda error: None)
+    assert files_of(store) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["m.zarr"]
+
+
+def test_a_reader_that_held_a_swapped_chunk_reads_the_new_one(tmp_path):
+    """Its CRC-32C is right, so the chunk was decoded and kept."""
+    store = published(tmp_path / "m.zarr")
+    other = published(tmp_path / "n.zarr", entries(scale=6))
+    key = f"{store.current}/spans/c/0"
+    swapped = (tmp_path / "n.zarr" / other.current / "spans" / "c" / "0").read_bytes()
+    (tmp_path / "m.zarr" / key).write_bytes(swapped)
+    with pytest.raises(DamagedEntryError, match="SHA-256 of its values"):
+        store.load("causal/q4")
+    store.publish(entries(), on_damage=lambda error: None)
+    assert store.load("causal/q4").arrays["starts"].tolist() == [[[list(range(12))]]]
 
 
 def test_a_copy_that_was_cut_off_is_replaced(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import shutil
 import sys
 import textwrap
 from types import MappingProxyType
@@ -11,7 +12,6 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 import cache
-from cache.errors import DamagedEntryError
 from maskgen.build import build, build_entry
 from maskgen.entry import load_entry
 from maskgen.errors import LayoutInvariantError, MaskSpecError, UnsupportedMaskError
@@ -224,18 +224,67 @@ def test_a_spec_of_another_revision_is_not_built():
     assert caught.value.value == 7
 
 
-def test_a_damaged_entry_is_neither_copied_nor_rebuilt(tmp_path):
-    build(specs_of(CAUSAL), fresh(tmp_path))
-    (chunk,) = [
-        path
-        for path in (tmp_path / "masks.zarr").rglob("*")
-        if path.is_file() and path.name != "zarr.json" and "spans" in path.parts
+def damaged(tmp_path):
+    """Flip a bit of the one chunk of spans."""
+    (chunk,) = (tmp_path / "masks.zarr").glob("*/spans/c/0")
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.write_bytes(content)
+
+
+def test_a_damaged_entry_is_built_anew_and_said(tmp_path):
+    version = build(specs_of(CAUSAL), fresh(tmp_path)).version
+    damaged(tmp_path)
+    store, said = fresh(tmp_path), []
+    report = build(specs_of(CAUSAL), store, notice=said.append)
+    assert report.version == version
+    assert not any(row.reused for row in report.rows)
+    assert [text.rpartition("; ")[2] for text in said] == [
+        "'causal/q100-kv130' is built, not copied",
+        "'causal/q160-kv160' is built, not copied",
+        "the version that was built now replaces it",
     ]
-    damaged = bytearray(chunk.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    chunk.write_bytes(damaged)
-    with pytest.raises(DamagedEntryError, match="is damaged"):
+    assert all(f"{version}/spans/c/0" in text for text in said)
+    assert store.verify() == []
+    assert load_entry(store, "causal/q160-kv160").attrs["cells"] == 160 * 161 // 2
+
+
+def test_without_a_listener_damage_is_a_warning(tmp_path):
+    build(specs_of(CAUSAL), fresh(tmp_path))
+    damaged(tmp_path)
+    with pytest.warns(RuntimeWarning, match="is damaged: its CRC-32C must fit") as warned:
         build(specs_of(CAUSAL), fresh(tmp_path))
+    assert len(warned) == 3
+
+
+def test_a_changed_config_builds_beside_a_damaged_version(tmp_path):
+    version = build(specs_of(CAUSAL), fresh(tmp_path)).version
+    damaged(tmp_path)
+    store, said = fresh(tmp_path), []
+    report = build(specs_of(CAUSAL, LAYOUTS), store, notice=said.append)
+    assert len(said) == 2
+    assert report.version != version
+    assert store.verify(report.version) == []
+    assert store.verify(version) != []
+
+
+@pytest.mark.parametrize(
+    ("change", "said_of_it"),
+    [
+        (shutil.rmtree, "holds no version"),
+        (lambda folder: (folder / "zarr.json").write_bytes(b"{}"), "is damaged"),
+    ],
+)
+def test_an_unreadable_current_version_is_nothing_to_reuse(tmp_path, change, said_of_it):
+    version = build(specs_of(CAUSAL), fresh(tmp_path)).version
+    change(tmp_path / "masks.zarr" / version)
+    store, said = fresh(tmp_path), []
+    report = build(specs_of(CAUSAL), store, notice=said.append)
+    assert said_of_it in said[0]
+    assert said[0].endswith("nothing is copied from the current version, all is built")
+    assert report.version == version
+    assert not any(row.reused for row in report.rows)
+    assert store.verify() == []
 
 
 def test_a_layout_with_more_spans_than_the_family_says_is_our_fault(monkeypatch):

@@ -1,9 +1,13 @@
 """The command line: every verb, its exit code, and messages instead of tracebacks."""
 
+import errno
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 from click.testing import CliRunner
@@ -174,6 +178,7 @@ def test_a_cache_that_is_not_there_exits_1(tmp_path):
     result = run("list", "--cache", tmp_path / "none.zarr")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: there is no cache at")
+    assert "`python -m maskgen build FILE`" in result.stderr
 
 
 def test_an_error_of_ours_is_not_caught_when_it_is_a_fault(config, monkeypatch):
@@ -224,7 +229,7 @@ def test_show_without_text(built):
     ("arguments", "exit_code", "message"),
     [
         (["causal/q64-kv65"], 1, "has no entry"),
-        (["dflash/ctx64", "--layout", "8"], 2, "layout = 8: must be 0 to 7"),
+        (["dflash/ctx64", "--layout", "32"], 2, "layout = 32: must be 0 to 31"),
         (["causal/q64-kv64", "--version", "ffff"], 1, "version"),
     ],
 )
@@ -257,7 +262,7 @@ def test_verify_of_a_damaged_cache_exits_3_and_names_the_file(built, tmp_path):
     assert result.exit_code == 3
     assert str(tmp_path / "masks.zarr") in result.stdout
     assert run("show", NAMES[0], "--config", built).exit_code == 3
-    assert run("build", built).exit_code == 3
+    assert run("report", tmp_path / "page.html", "--config", built).exit_code == 3
     found = json.loads(run("verify", "--deep", "--config", built, "--json").stdout)["findings"]
     assert {finding["entry"] for finding in found if "problem" in finding} == set(NAMES)
 
@@ -355,12 +360,139 @@ def test_shipping_between_caches(built, tmp_path):
     assert run("verify", "--deep", "--cache", tmp_path / "c.zarr").exit_code == 0
 
 
-def test_a_packed_cache_is_not_written(built, tmp_path):
-    packed = tmp_path / "masks.zip"
-    run("pack", packed, "--config", built)
+@pytest.mark.parametrize("delete", [True, False])
+def test_build_after_damage_does_what_the_message_says(built, tmp_path, delete):
+    damage(tmp_path)
+    refused = run("verify", "--config", built)
+    assert refused.exit_code == 3
+    assert "Delete this version and pull, unpack or build it again" in refused.stdout
+    if delete:
+        for folder in (tmp_path / "masks.zarr").iterdir():
+            if folder.is_dir():
+                shutil.rmtree(folder)
+    result = run("build", built)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.startswith("Warning: ")
+    said = "holds no version" if delete else "the version that was built now replaces it"
+    assert said in result.stderr
+    assert "Warning" not in result.stdout
+    assert run("verify", "--deep", "--config", built).exit_code == 0
+    assert "Warning" not in run("build", built).stderr
+
+
+@pytest.fixture
+def packed(built, tmp_path):
+    """A packed cache that holds every mask of the config."""
+    file = tmp_path / "masks.zip"
+    assert run("pack", file, "--config", built).exit_code == 0
+    return file
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_build_on_a_packed_cache_that_holds_all_prints_its_table(built, packed, prefix):
+    before = packed.read_bytes()
+    result = run("build", built, "--cache", f"{prefix}{packed}")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("copied") == 3
+    version = as_json("list", "--cache", packed)["version"]
+    assert f"version {version[:16]} is current in {packed}" in result.stdout
+    assert "is read-only and holds every mask of" in result.stderr
+    assert as_json("build", built, "--cache", packed)["version"] == version
+    assert packed.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "missing"),
+    [
+        ("Q_LEN = 64", "Q_LEN = 96", "causal/q96-kv96"),
+        ("draws = 2", "draws = 3", "dflash/ctx32, dflash/ctx64"),
+        ('name = "causal"', 'name = "lower"', "lower/q64-kv64"),
+    ],
+)
+def test_a_packed_cache_is_not_written(built, packed, tmp_path, old, new, missing):
+    file = tmp_path / "run.toml"
+    file.write_text(file.read_text().replace(old, new, 1))
     result = run("build", built, "--cache", packed)
     assert result.exit_code == 1
-    assert "cannot be written" in result.stderr
+    assert result.stderr.startswith(f"Error: {packed} cannot be written")
+    assert f"; it lacks {missing}, as the config has it" in result.stderr
+
+
+def test_a_folder_of_another_name_is_not_written(config, tmp_path):
+    result = run("build", config, "--cache", tmp_path / "masks")
+    assert result.exit_code == 1
+    assert "cannot be written: name a folder that ends in .zarr; no cache is" in result.stderr
+
+
+def test_functions_are_not_evaluated_on_a_packed_cache_and_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "masks_of_cli.py").write_text("def mask(b, h, q, kv):\n    return q >= kv\n")
+    config, packed = tmp_path / "run.toml", tmp_path / "masks.zip"
+    entry = 'name = "mine"\nmask_mod = "masks_of_cli:mask"\nQ_LEN = 32\n'
+    config.write_text(
+        f'[masks]\ncache = "{tmp_path}/m.zarr"\nBLOCK_SIZE = 16\n[[masks.entry]]\n{entry}'
+    )
+    assert run("build", config).exit_code == 0
+    assert run("pack", packed, "--config", config).exit_code == 0
+    (tmp_path / "masks_of_cli.py").unlink()
+    result = run("build", config, "--cache", packed)
+    assert result.exit_code == 0, result.stderr
+    assert "functions were not evaluated again: mine/q32-kv32" in result.stderr
+
+
+def test_a_packed_cache_of_damaged_masks_is_refused(built, packed):
+    """The zip's own checksum is not what is relied on."""
+    content = packed.read_bytes()
+    with zipfile.ZipFile(packed) as archive:
+        (chunk,) = (i for i in archive.infolist() if i.filename.endswith("spans/c/0"))
+        data = archive.read(chunk)
+    flipped = data[:40] + bytes([data[40] ^ 1]) + data[41:]
+    packed.write_bytes(content.replace(data, flipped))
+    result = run("build", built, "--cache", packed)
+    assert result.exit_code == 3
+    assert "is damaged" in result.stderr
+
+
+def test_a_read_only_cache_without_its_version_is_refused(built, tmp_path, monkeypatch):
+    (version,) = (path for path in (tmp_path / "masks.zarr").iterdir() if path.is_dir())
+    shutil.rmtree(version)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("cache.atomic.tempfile.mkdtemp", refuse)
+    result = run("build", built)
+    assert result.exit_code == 1
+    assert "Read-only file system" in result.stderr
+    assert f"holds no version {version.name}" in result.stderr
+
+
+def test_build_on_a_cache_without_write_permission(built, tmp_path, monkeypatch):
+    """As root may write anywhere, the system's refusal is made here."""
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("cache.atomic.tempfile.mkdtemp", refuse)
+    result = run("build", built)
+    assert result.exit_code == 0, result.stderr
+    assert "is read-only and holds every mask of" in result.stderr
+    file = tmp_path / "run.toml"
+    file.write_text(file.read_text().replace("Q_LEN = 64", "Q_LEN = 96"))
+    result = run("build", built)
+    assert result.exit_code == 1
+    assert "Read-only file system" in result.stderr
+    assert "it lacks causal/q96-kv96" in result.stderr
+
+
+def test_a_full_disk_is_no_read_only_location(built, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("cache.atomic.tempfile.mkdtemp", refuse)
+    result = run("build", built)
+    assert result.exit_code == 1
+    assert "No space left" in result.stderr
 
 
 def test_plan_of_a_text_file(tmp_path):

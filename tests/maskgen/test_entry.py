@@ -63,11 +63,11 @@ def test_tables_are_those_of_the_spans(store):
 def test_a_layouts_entry(store):
     entry = load_entry(store, "dflash/ctx64")
     assert entry.kind == "layouts"
-    assert entry.num_layouts == entry.spans.B == entry.tables.B == 8
+    assert entry.num_layouts == entry.spans.B == entry.tables.B == 32
     assert entry.bucket == Bucket(32, 96, (16, 32), 2)
     assert entry.bucket.context == 64
-    assert entry.params["anchors"].shape == (8, 8)
-    assert entry.params["n_valid"].tolist() == [8] * 8
+    assert entry.params["anchors"].shape == (32, 8)
+    assert entry.params["n_valid"].tolist() == [8] * 24 + [7] * 2 + [8] * 6
     assert entry.params["anchors"].dtype == torch.int32
 
 
@@ -132,7 +132,7 @@ def tampered(tmp_path, mask_spec, **changes):
         ),
         (2, "spec", lambda s: {**s, "KV_LEN": 40}, MaskSpecError, "must lie inside"),
         (2, "spec", lambda s: {**s, "more": 1}, MaskSpecError, "must have the fields"),
-        (0, "attrs", lambda a: {**a, "B": 4}, MaskSpecError, "its 8 layouts"),
+        (0, "attrs", lambda a: {**a, "B": 4}, MaskSpecError, "its 32 layouts"),
         (0, "attrs", lambda a: {**a, "N": 9}, MaskSpecError, "array anchors"),
         (0, "spans", lambda s: {**s, "n_valid": s["n_valid"][:4]}, MaskSpecError, "array n_valid"),
     ],

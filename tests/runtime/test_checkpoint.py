@@ -1,21 +1,23 @@
 import pytest
 import torch
 
-from runtime.checkpoint import find_checkpoints, latest_checkpoint, save_checkpoint
+from runtime.checkpoint import find_checkpoints, latest_state, save_checkpoint
 from runtime.errors import CheckpointError
 
 
 def save(root, step, fingerprint="a" * 64, keep=9):
     state = {"master.fc.weight": torch.full((2, 3), float(step)), "step": torch.tensor(float(step))}
-    return save_checkpoint(root, state, step=step, fingerprint=fingerprint, keep=keep)
+    return save_checkpoint(
+        root, state, step=step, fingerprint=fingerprint, drafter={"block_size": 4}, keep=keep
+    )
 
 
 def test_the_newest_checkpoint_comes_back_as_saved(tmp_path):
     save(tmp_path, 10)
     save(tmp_path, 20)
-    checkpoint = latest_checkpoint(tmp_path, "a" * 64)
-    assert checkpoint.step == 20
-    state = checkpoint.load()
+    step, state = latest_state(tmp_path, "a" * 64, print)
+    assert step == 20
+    assert find_checkpoints(tmp_path)[0].drafter == {"block_size": 4}
     assert torch.equal(state["master.fc.weight"], torch.full((2, 3), 20.0))
     assert state["step"].item() == 20.0
 
@@ -30,7 +32,7 @@ def test_a_folder_without_meta_is_no_checkpoint(tmp_path):
     save(tmp_path, 10)
     half = save(tmp_path, 20)
     (half / "meta.json").unlink()
-    assert latest_checkpoint(tmp_path, "a" * 64).step == 10
+    assert latest_state(tmp_path, "a" * 64, print)[0] == 10
 
 
 @pytest.mark.parametrize(
@@ -44,28 +46,38 @@ def test_a_folder_without_meta_is_no_checkpoint(tmp_path):
     ],
 )
 def test_a_damaged_state_is_refused_by_name(tmp_path, damage, message):
-    folder = save(tmp_path, 10)
-    path = folder / "state.safetensors"
+    path = save(tmp_path, 10) / "state.safetensors"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(CheckpointError, match=rf"state\.safetensors is {message}"):
-        latest_checkpoint(tmp_path, "a" * 64).load()
+        find_checkpoints(tmp_path)[0].load()
+
+
+def test_a_damaged_newest_state_is_passed_over_aloud(tmp_path):
+    save(tmp_path, 10)
+    path = save(tmp_path, 20) / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    said = []
+    step, state = latest_state(tmp_path, "a" * 64, said.append)
+    assert step == 10
+    assert state["step"].item() == 10.0
+    assert "step-00000020" in said[0]
 
 
 def test_a_missing_state_is_refused(tmp_path):
     (save(tmp_path, 10) / "state.safetensors").unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
-        latest_checkpoint(tmp_path, "a" * 64).load()
+        find_checkpoints(tmp_path)[0].load()
 
 
 def test_another_runs_checkpoints_are_refused_not_overwritten(tmp_path):
     save(tmp_path, 10)
     with pytest.raises(CheckpointError, match=r"another run.*--fresh"):
-        latest_checkpoint(tmp_path, "b" * 64)
+        latest_state(tmp_path, "b" * 64, print)
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
     save(tmp_path, 10)
     state = {"step": torch.tensor(0.0)}
-    save_checkpoint(tmp_path, state, step=10, fingerprint="a" * 64, keep=2)
-    assert set(latest_checkpoint(tmp_path, "a" * 64).load()) == {"step"}
+    save_checkpoint(tmp_path, state, step=10, fingerprint="a" * 64, drafter={}, keep=2)
+    assert set(find_checkpoints(tmp_path)[0].load()) == {"step"}
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]

@@ -1,3 +1,4 @@
+import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from runtime.dataset import Dataset, Sample, read_meta, write_dataset
+from runtime.dataset import Dataset, Sample, check_replaceable, read_meta, write_dataset
 from runtime.errors import DatasetError
 
 K, H = 2, 8
@@ -126,6 +127,30 @@ def test_folder_with_other_files_is_left_alone(tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
+@pytest.mark.parametrize(
+    "names", [["meta.json"], ["meta.json", "thesis.txt"], ["train.safetensors"]]
+)
+def test_folder_that_is_not_just_a_dataset_is_left_alone(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_text("precious")
+    with pytest.raises(DatasetError, match="must be empty or hold prepared data"):
+        check_replaceable(tmp_path)
+
+
+def test_file_in_place_of_the_folder_is_left_alone(tmp_path):
+    (tmp_path / "data").write_text("precious")
+    with pytest.raises(DatasetError, match="must be empty or hold prepared data"):
+        check_replaceable(tmp_path / "data")
+
+
+def test_replaceable_folders(folder, tmp_path):
+    (folder / "meta.json").write_text("{torn")
+    (folder / "train.features.safetensors").unlink()
+    (tmp_path / "empty").mkdir()
+    for name in ("data", "empty", "none"):
+        check_replaceable(tmp_path / name)
+
+
 def test_missing_features_are_refused(tmp_path):
     splits = {"train": make([5], features=False), "heldout": []}
     with pytest.raises(DatasetError, match="every sample must have features"):
@@ -146,6 +171,12 @@ def test_no_such_split(folder):
 def test_other_format_version(folder):
     (folder / "meta.json").write_text(json.dumps({"format": 2}))
     with pytest.raises(DatasetError, match="must be of format 1, found 2"):
+        read_meta(folder)
+
+
+def test_meta_that_is_no_table(folder):
+    (folder / "meta.json").write_text("[]")
+    with pytest.raises(DatasetError, match="must be of format 1, found None"):
         read_meta(folder)
 
 
@@ -170,20 +201,52 @@ def test_damaged_tokens_are_refused(folder, damage):
         Dataset.open(folder, "train")
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing"])
-def test_damaged_features_are_refused(folder, damage):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("cut", "is not the file that meta.json names"),
+        ("flip", "is not the file that meta.json names"),
+        ("missing", "cannot be read"),
+    ],
+)
+def test_damaged_features_are_refused(folder, damage, message):
     path = folder / "train.features.safetensors"
-    content = path.read_bytes()
-    path.unlink()
-    if damage == "cut":
+    content = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
         path.write_bytes(content[:-1])
-    with pytest.raises(DatasetError, match=r"train\.features\.safetensors cannot be read"):
+    else:
+        content[-20] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(DatasetError, match=rf"train\.features\.safetensors {message}"):
+        Dataset.open(folder, "train")
+    assert len(Dataset.open(folder, "heldout")) == 1
+
+
+def test_every_file_has_its_digest(folder):
+    named = read_meta(folder)["sha256"]
+    assert named == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.glob("*.safetensors")
+    }
+    assert len(named) == 4
+
+
+def test_features_without_a_digest_are_refused(folder):
+    meta = read_meta(folder)
+    del meta["sha256"]["train.features.safetensors"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(DatasetError, match=r"train\.features\.safetensors is not the file"):
         Dataset.open(folder, "train")
 
 
 def test_features_of_other_samples_are_refused(folder):
     path = folder / "train.features.safetensors"
     save_file({"features": torch.zeros(17, K * H, dtype=torch.bfloat16)}, path)
+    meta = read_meta(folder)
+    meta["sha256"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(DatasetError, match="must hold 18 rows, one a token, found 17"):
         Dataset.open(folder, "train")
 

@@ -88,12 +88,12 @@ def test_number_of_prompts(workplace, parts):
 
 def test_repetition_is_left_out_and_counted(workplace, parts, monkeypatch):
     root, target = workplace
-    loop = prompts(4)[2]
+    loops = [prompts(4)[2]]
     real = speculate.greedy
 
     def answer(target, ids, limit):
         found = real(target, ids, limit)
-        return dataclasses.replace(found, tokens=(7,) * limit) if ids == loop else found
+        return dataclasses.replace(found, tokens=(7,) * limit) if ids in loops else found
 
     monkeypatch.setattr(speculate, "greedy", answer)
     config = settings(root)
@@ -101,7 +101,7 @@ def test_repetition_is_left_out_and_counted(workplace, parts, monkeypatch):
     _, drafter, heldout, untrained = parts
     result = evaluate_drafter(target, drafter, heldout, parse_config(config), untrained=untrained)
     assert (result.prompts, result.repetitive) == (2, 1)
-    config["data"]["min_distinct_4grams"] = 1.1
+    loops += prompts(4)
     with pytest.raises(NoSamplesError, match="repetitive answer: 3, without a prompt: 0"):
         evaluate_drafter(target, drafter, heldout, parse_config(config), untrained=untrained)
 
@@ -153,6 +153,28 @@ def test_a_text_that_ends_early_is_a_difference(workplace, parts, monkeypatch):
     longer = [i for i in range(3) if len(real(parts[0], prompts(4)[i + 1], 5).tokens) > 4]
     assert [m.prompt for m in found] == longer
     assert all(m.position == 4 and m.greedy is None for m in found)
+
+
+@pytest.mark.parametrize("short", ["greedy", "speculative"])
+def test_a_missing_token_is_no_tie(workplace, parts, monkeypatch, short):
+    # What is there is the target's choice throughout, and yet the texts differ.
+    ids = next(p for p in prompts(4)[1:] if len(greedy(parts[0], p, LIMIT).tokens) > 4)
+    owner, name = (speculate, "greedy") if short == "greedy" else (DraftSession, "generate")
+    real = getattr(owner, name)
+
+    def answer(self, ids_, limit):
+        found = real(self, ids_, limit)
+        return dataclasses.replace(found, tokens=found.tokens[:-1]) if ids_ == ids else found
+
+    monkeypatch.setattr(owner, name, answer)
+    result = run(workplace[0], parts)
+    assert [m.gap for m in result.mismatches] == [None, None]
+    assert not result.exact
+    assert not dataclasses.replace(result, dtype="bfloat16").exact
+    assert "one text is the beginning of the other" in result.table()
+    document = json.loads(json.dumps(result.as_dict(), allow_nan=False))
+    assert document["exact"] is False
+    assert document["trained"]["mismatches"][0]["gap"] is None
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from runtime.drafter import Drafter
 from runtime.errors import CheckpointError
 from runtime.export import load_published, save_published, servable
 from runtime.initialise import drafter_config, random_start
-from tests.runtime.tiny_llama import save_dataset, save_target, tiny_target
+from tests.runtime.tiny_llama import tiny_target
 
 LAYER_IDS = (1, 2, 3)
 SCALE = torch.tensor([2.0, 0.5, 4.0])
@@ -133,30 +133,10 @@ def test_weights_with_a_wrong_prefix(network, tmp_path):
         load_published(tmp_path)
 
 
-RUN_FILE = """
-[run]
-folder = "{root}/run"
-[target]
-model = "{root}/target"
-[data]
-folder = "{root}/data"
-[drafter]
-num_layers = 2
-[[masks.entry]]
-name = "dflash"
-family = "dflash"
-kind = "layouts"
-context = [128]
-anchors = 4
-draft_block_size = 4
-"""
-
-
 @pytest.fixture
 def run_file(tmp_path):
-    target = save_target(tmp_path / "target")
-    save_dataset(tmp_path / "data", target, LAYER_IDS)
-    (tmp_path / "run.toml").write_text(RUN_FILE.format(root=tmp_path))
+    # The checkpoint says all that an export needs: neither target nor data is opened.
+    (tmp_path / "run.toml").write_text(f'[run]\nfolder = "{tmp_path}/run"\n')
     return tmp_path / "run.toml"
 
 
@@ -164,7 +144,14 @@ def save_step(root, network, step):
     drafter = make_drafter(network, seed=step)
     state = {f"master.{name}": tensor for name, tensor in drafter.state_dict().items()}
     state["exp_avg.fc.weight"] = torch.zeros(3)
-    save_checkpoint(root / "run" / "checkpoints", state, step=step, fingerprint="f", keep=5)
+    save_checkpoint(
+        root / "run" / "checkpoints",
+        state,
+        step=step,
+        fingerprint="f",
+        drafter={**network.to_published(), "feature_scale": [2.0, 3.0, 4.0]},
+        keep=5,
+    )
     return drafter
 
 

@@ -7,12 +7,24 @@ import pytest
 from click.testing import CliRunner
 
 from runtime.chat import check_messages
+from runtime.config import parse_config
 from runtime.dataset import Dataset
 from runtime.errors import ConfigError
 from runtime.prepare import largest_context, main
+from runtime.target import Target
 from tests.runtime.tiny_text import byte_target
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
+
+
+OWN = {
+    "name": "dflash",
+    "family": "dflash",
+    "kind": "layouts",
+    "anchors": 4,
+    "draft_block_size": 4,
+}
+ENTRY = ", ".join(f"{key} = {json.dumps(value)}" for key, value in OWN.items())
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +59,10 @@ min_distinct_4grams = 0.0
 [masks]
 [[masks.entry]]
 name = "dflash"
+family = "dflash"
+kind = "layouts"
+anchors = 4
+draft_block_size = 4
 context = [48, 64]
 """
     )
@@ -116,6 +132,51 @@ def test_other_prompts_are_prepared_again(run, tmp_path):
     assert rows(run("--json"))["train samples"] == 7
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "meta.json",
+        "train.safetensors",
+        "heldout.safetensors",
+        "train.features.safetensors",
+        "heldout.features.safetensors",
+    ],
+)
+def test_damaged_folder_is_prepared_again(run, tmp_path, name):
+    run()
+    path = tmp_path / "data" / name
+    whole = path.read_bytes()
+    # The last byte of meta.json is a line feed.
+    path.write_bytes(whole[:-2] if name == "meta.json" else whole[:-1] + bytes([whole[-1] ^ 1]))
+    again = run()
+    assert "up to date" not in again.stdout
+    assert f"preparing again: {path} " in again.stderr
+    assert "runtime.prepare again" not in again.stderr
+    assert path.read_bytes() == whole
+    assert "up to date" in run().stdout
+
+
+def test_heldout_comes_from_one_file(run, tmp_path):
+    first, book = tmp_path / "prompts.jsonl", tmp_path / "book.txt"
+    book.write_text("The quick brown fox jumps over the lazy dog. " * 3)
+    both = ["--json", "--set", f"data.prompts={json.dumps([str(first), str(book)])}"]
+    found = rows(run(*both, "--set", f"data.heldout_from={tmp_path}/./book.txt"))
+    assert (found["train samples"], found["held-out samples"]) == (9, 2)
+    assert "held-out samples asked for" not in found
+    heldout = Dataset.open(tmp_path / "data", "heldout")
+    # Of plain text everything but the first token is supervised.
+    assert all(heldout.sample(i).loss_mask.tolist()[:2] == [0, 1] for i in range(2))
+    more = [*both, "--set", f"data.heldout_from={book}", "--set", "data.heldout=5"]
+    found = rows(run(*more))
+    assert (found["held-out samples"], found["held-out samples asked for"]) == (3, 5)
+
+
+def test_heldout_from_another_file(run, monkeypatch):
+    monkeypatch.setattr(Target, "load", None)
+    result = run("--set", "data.heldout_from=none.jsonl", code=2)
+    assert "data.heldout_from = 'none.jsonl': must be one of data.prompts (" in result.stderr
+
+
 def test_online_features_leave_none_behind(run, tmp_path):
     run("--set", "data.features=online")
     train = Dataset.open(tmp_path / "data", "train")
@@ -148,12 +209,14 @@ def test_file_without_records(run, tmp_path):
 
 
 def test_refused_sample_is_named(run, tmp_path):
-    result = run("--set", "data.too_long=refuse", "--set", "masks.entry=[{context = 32}]", code=1)
+    result = run(
+        "--set", "data.too_long=refuse", "--set", f"masks.entry=[{{context = 32, {ENTRY}}}]", code=1
+    )
     assert f"{tmp_path / 'prompts.jsonl'}:1 needs" in result.stderr
 
 
 def test_context_beyond_the_target(run):
-    result = run("--set", "masks.entry=[{context = [512]}]", code=2)
+    result = run("--set", f"masks.entry=[{{context = [512], {ENTRY}}}]", code=2)
     assert "masks.entry.context = 512: must be at most the target's 256" in result.stderr
 
 
@@ -171,17 +234,26 @@ def test_device_option(run):
     assert "must be cpu or cuda:N" in run("--device", "meta", code=2).stderr
 
 
-def test_folder_of_other_files(run, tmp_path):
+@pytest.mark.parametrize("name", ["thesis.txt", "meta.json"])
+def test_folder_of_other_files(run, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(Target, "load", None)
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "thesis.txt").write_text("precious")
-    assert "must be empty or hold prepared data" in run(code=1).stderr
+    (tmp_path / "data" / name).write_text('{"precious": 1}')
+    result = run(code=1)
+    assert "must be empty or hold prepared data" in result.stderr
+    assert "preparing again" not in result.stderr
+    assert (tmp_path / "data" / name).read_text() == '{"precious": 1}'
 
 
-def test_largest_context():
-    entries = [{"name": "causal", "Q_LEN": [9999]}, {"context": 128}, {"context": [64, 256]}]
-    assert largest_context({"entry": entries}) == 256
-    with pytest.raises(ConfigError, match="at least one entry must have a context"):
-        largest_context({"entry": [{"name": "causal"}]})
+def test_the_largest_context_is_that_of_the_runs_own_entries():
+    entries = [
+        {"name": "causal", "family": "causal", "Q_LEN": 9999},
+        {**OWN, "context": [64, 256]},
+        {**OWN, "name": "other", "context": 512},
+    ]
+    assert largest_context(parse_config({"masks": {"entry": entries}})) == 256
+    with pytest.raises(ConfigError, match="must name an entry of"):
+        largest_context(parse_config({"masks": {"entry": entries[:1]}}))
 
 
 def test_help_does_not_import_torch():

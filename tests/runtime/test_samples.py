@@ -1,5 +1,7 @@
 """The rules by which records become samples, with given answers in place of the target's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -250,6 +252,24 @@ def test_split_is_by_hash_of_seed_and_prompt(target, answered):
     # Dropping a training sample moves nothing.
     fewer = [draft for draft in drafts if draft is not train[0]]
     assert [d.identity for d in split(fewer, 10, seed=1)[1]] == [d.identity for d in heldout]
+
+
+@pytest.mark.parametrize("spelled", ["a/p.jsonl", "./a//p.jsonl"])
+def test_split_takes_heldout_from_one_file(target, answered, spelled):
+    sources = ["a/p.jsonl:1", "a/p.jsonl:12", "a/p.jsonl.txt", "b/a/p.jsonl:3", "a/pxjsonl:4"]
+    (draft,) = maker(target).make([prompt("hi")])
+    drafts = [replace(draft, source=source, identity=source) for source in sources]
+    train, heldout = split(drafts, 9, seed=1, heldout_from=spelled)
+    assert [draft.source for draft in heldout] == sources[:2]
+    assert [draft.source for draft in train] == sources[2:]
+
+
+def test_split_takes_heldout_from_plain_text(target, answered):
+    text = "abcdefghijklmnopqrstuvwxyz0123456789"
+    records = [Record(source="a.txt", text=text), Record(source="b.txt", text=text[::-1])]
+    drafts = maker(target, context=16).make(records)
+    heldout = split(drafts, 2, seed=1, heldout_from="b.txt")[1]
+    assert [draft.source for draft in heldout] == ["b.txt", "b.txt"]
 
 
 def test_split_without_heldout(target, answered):

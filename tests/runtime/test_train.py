@@ -1,6 +1,9 @@
 """The commands one after another, as ``make train`` runs them, on a tiny target."""
 
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from runtime.evaluate import main as evaluate
 from runtime.metrics import read_metrics
 from runtime.prepare import main as prepare
 from runtime.train import main as train
+from runtime.train import run_folder
 from tests.runtime.tiny_text import byte_target
 
 RUN_FILE = """
@@ -137,6 +141,9 @@ def test_other_settings_do_not_take_over_a_runs_checkpoints(root, trained):
         (["--anchors", "data"], 2, "'dflash-data': must name an entry of"),
         (["--set", "masks.cache=nowhere.zarr"], 1, "nowhere.zarr"),
         (["--devices", "cuda:9"], 1, "asks for"),
+        (["--set", "masks.cahce=x"], 2, "cahce"),
+        (["--set", "train.global_batch=0"], 2, "must be at least 1"),
+        (["--set", "train.lr=-1.0"], 2, "must be above 0"),
         (["--devices", "cpu,cpu,cpu"], 2, "must be a multiple of the number of devices, 3"),
     ],
 )
@@ -145,6 +152,35 @@ def test_errors_are_one_line_with_an_exit_code(root, trained, options, code, mes
     assert result.stderr.startswith("Error: ") or "\nError: " in result.stderr
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_second_process_in_the_run_folder_is_refused(root, trained):
+    with run_folder(str(root / "run")):
+        result = call(train, root, code=1)
+    assert "another process trains in" in result.stderr
+
+
+def test_a_run_folder_that_is_a_file_is_refused(root, trained):
+    result = call(train, root, "--set", f"run.folder={root}/prompts.jsonl", code=2)
+    assert "must be a writable folder" in result.stderr
+
+
+def test_json_is_all_that_json_prints(root, trained):
+    rows = json.loads(call(train, root, "--json").stdout)
+    assert rows["steps"] == "6 of 6"
+    assert rows["summary"].startswith("after freeze: 0 compiles")
+
+
+def test_a_stop_by_signal_saves_exports_and_exits_as_one(root, trained):
+    options = ["--set", f"run.folder={root}/stopped", "--set", "train.steps=5000"]
+    timer = threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    stopped = call(train, root, *options, code=128 + signal.SIGTERM)
+    timer.join()
+    assert "SIGTERM; the same command goes on from step" in stopped.stdout
+    (newest, *_) = find_checkpoints(root / "stopped" / "checkpoints")
+    assert 0 < newest.step < 5000
+    assert f"{newest.step} of 5000" in stopped.stdout
 
 
 def test_help_is_quick_and_loads_no_torch():

@@ -2,8 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.checkpoint import latest_checkpoint
-from runtime.errors import BucketMissingError, ConfigError, NonFiniteError, WorkerError
+from runtime.checkpoint import find_checkpoints
+from runtime.errors import (
+    BucketMissingError,
+    ConfigError,
+    DatasetError,
+    NonFiniteError,
+    WorkerError,
+)
+from runtime.metrics import read_metrics
 from runtime.session import open_session
 from tests.runtime.tiny_run import (
     build_masks,
@@ -15,7 +22,7 @@ from tests.runtime.tiny_run import (
     train,
 )
 
-LENGTHS = [14, 16, 11, 30, 27, 9, 32, 20, 12, 15, 40]
+LENGTHS = [14, 16, 11, 30, 27, 9, 32, 20, 12, 15, 31]
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +77,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     _, rows, weights = train(config)
     # The checkpoint of step 3 stands beside that of step 6, as a killed run would leave it.
     root = tmp_path / "whole" / "run" / "checkpoints"
-    newest = latest_checkpoint(root, open_session(config, "run.toml").fingerprint)
-    assert newest.step == 6
-    (newest.folder / "meta.json").unlink()
-    resumed_from = latest_checkpoint(root, newest.fingerprint)
-    assert resumed_from.step == 3
+    newest, resumed_from = find_checkpoints(root)
+    assert (newest.step, resumed_from.step) == (6, 3)
+    assert newest.fingerprint == open_session(config, "run.toml").fingerprint
     _, again, resumed = train(config, first_step=3, state=resumed_from.load())
     assert losses(again).tolist() == losses(rows).tolist()
     for name, weight in weights.items():
@@ -112,7 +117,36 @@ def test_features_that_are_not_finite_stop_the_run_and_change_nothing(tmp_path):
         trainer.run()
     for name, weight in first_drafter().state_dict().items():
         assert torch.equal(weight, trainer.drafter_weights()[name]), name
+    state = trainer.replicas[0].state()
     trainer.teardown()
+    # Once the cause is gone the same run goes on, and faults of before do not end it.
+    result, _, _ = train(config, first_step=3, state=state)
+    assert result.steps == 20
+
+
+def test_a_step_that_is_not_finite_does_not_lower_the_logged_loss(tmp_path):
+    config = prepared(tmp_path, "some", train={"steps": 12, "lr": 1e-9, "log_every": 12})
+    _, clean, _ = train(config)
+    trainer = make_trainer(
+        prepared(tmp_path, "nans", train={"steps": 12, "lr": 1e-9, "log_every": 12})
+    )
+    trainer.prepare()
+    trainer.start_from(weights=first_drafter().state_dict())
+    sample, taken = trainer.dataset.sample, []
+
+    def poisoned(index):
+        found = sample(index)
+        taken.append(index)
+        if len(taken) % 12 == 0:
+            found.features.fill_(float("nan"))
+        return found
+
+    trainer.dataset.sample = poisoned
+    trainer.run()
+    (row,) = read_metrics(trainer.folder / "metrics.jsonl")
+    trainer.teardown()
+    assert row["skipped"] >= 1
+    assert abs(row["loss"] - losses(clean)[0]) < 1.0
 
 
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
@@ -138,11 +172,26 @@ def test_a_feeder_that_fails_ends_the_run_with_its_error(tmp_path, monkeypatch, 
 
 
 def test_a_missing_bucket_says_what_builds_it(tmp_path):
-    config = prepared(tmp_path, "small", contexts=(16,))
+    prepared(tmp_path, "small", contexts=(16, 32))
     wider = make_config(tmp_path / "small", contexts=(16, 48))
     with pytest.raises(BucketMissingError, match=r"dflash/ctx48.*make masks CONFIG=run\.toml"):
         open_session(wider, "run.toml")
-    assert open_session(config, "run.toml").plan.contexts == (16,)
+
+
+def test_masks_of_other_parameters_are_refused(tmp_path):
+    prepared(tmp_path, "old", anchors=6)
+    other = make_config(tmp_path / "old", anchors=4)
+    with pytest.raises(
+        BucketMissingError, match=r"another one than run\.toml asks for.*make masks"
+    ):
+        open_session(other, "run.toml")
+
+
+def test_data_of_longer_samples_than_the_largest_bucket_is_refused(tmp_path):
+    prepared(tmp_path, "long", contexts=(16, 32))
+    shorter = make_config(tmp_path / "long", contexts=(16,))
+    with pytest.raises(DatasetError, match="up to 32, the run's largest is 16"):
+        open_session(shorter, "run.toml")
 
 
 def test_the_global_batch_must_divide(tmp_path):

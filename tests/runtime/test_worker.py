@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 
 from runtime.worker import Coordinator
@@ -16,14 +18,14 @@ def test_after_a_stop_ranks_behind_catch_up_with_the_furthest(ahead):
         assert coordinator.may_begin(step)
     for step in range(5):
         assert coordinator.may_begin(step)
-    coordinator.stop("SIGTERM")
+    coordinator.stop(signal.SIGTERM)
     fast, slow = 5 + ahead, 5
     while coordinator.may_begin(fast):
         fast += 1
     while coordinator.may_begin(slow):
         slow += 1
     assert fast == slow == 5 + ahead
-    assert coordinator.reason == "SIGTERM"
+    assert coordinator.signal is signal.SIGTERM
 
 
 def test_a_failure_ends_all_at_once_and_keeps_the_first_error():

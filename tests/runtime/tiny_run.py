@@ -38,6 +38,7 @@ def make_data(folder, lengths, *, seed=0, prompt=4):
         )
     meta = {
         "features": "stored",
+        "context": max(lengths),
         "layer_ids": list(LAYERS),
         "feature_scale": [1.0, 2.0],
         "target": {"name": "tiny", "digest": "0" * 64},
