@@ -39,11 +39,6 @@ class Group:
         """Begin to sum a tensor over the ranks in place; ``wait()`` on what is returned."""
         return self._backend.allreduce([tensor], op=distributed.ReduceOp.SUM)
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """Take rank 0's tensor, in place."""
-        if self._backend is not None:
-            self._backend.broadcast(tensor, 0).wait()
-
     def shutdown(self) -> None:
         """Leave the group, ending collectives that wait for a dead rank."""
         for name in ("abort", "shutdown"):
