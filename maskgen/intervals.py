@@ -300,7 +300,9 @@ class RowIntervals:
     def row_counts(self) -> Tensor:
         """Visible keys of each row, int32 ``[B, H, Q_LEN]``."""
         spans = self.disjoint()
-        return (spans.ends - spans.starts).clamp_(min=0).sum(2, dtype=torch.int32)
+        counts = (spans.ends - spans.starts).clamp_(min=0).sum(2, dtype=torch.int32)
+        # Joining spans may have shown equal slices, and then there is one of them.
+        return counts.expand(self.B, self.H, -1).contiguous()
 
     def equals(self, other: "RowIntervals") -> bool:
         """Whether both let the same cells be seen, in frames of the same lengths."""

@@ -258,3 +258,10 @@ def test_a_row_over_the_limit_is_refused_by_compile_mask_with_row_and_count():
     assert (info.value.row, info.value.count, info.value.limit) == ((0, 0, 1), 33, MAX_INTERVALS)
     # More slots than the limit are fine where no row needs them.
     compile_mask(of_rows([fine, [*fine, (70, 70), (71, 71)]], 80), 16)
+
+
+def test_row_counts_keep_heads_that_turn_out_equal():
+    # Two spans that overlap in one head, one span in the other: the same row once joined.
+    starts = torch.tensor([[[[0], [0]], [[0], [0]]]], dtype=torch.int32)
+    ends = torch.tensor([[[[1], [1]], [[1], [0]]]], dtype=torch.int32)
+    assert RowIntervals(starts, ends, 1).row_counts().tolist() == [[[1], [1]]]
