@@ -1,6 +1,7 @@
 """The mask compiler on a CUDA GPU: checks first, then times. Under 4 minutes on an H200.
 
     python -m benchmarks.gpu_masks --out benchmarks/results.csv
+    python -m benchmarks.gpu_masks --parts from_mask_mod attention --families natten tree
     python -m benchmarks.gpu_masks --device cpu --small      # what needs no GPU, in seconds
 
 Times are medians of CUDA events; ratios are taken inside one run. Exits 1 where a check fails.
@@ -10,7 +11,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import maskgen
+import maskgen.mask_mod as mask_mod_file
 from benchmarks.bench_masks import doc_ids
 from benchmarks.results import Results
 from maskgen import TABLE_FIELDS, BlockTables, RowIntervals
@@ -58,7 +60,7 @@ def dflash(B: int, N: int, size: int, context: int) -> Case:
 
 
 def every_family(L: int) -> list[Case]:
-    """Each family at about L query rows."""
+    """Each family at about L query rows; natten on a line and on a canvas."""
     eighth = L // 8
     depths = torch.arange(8, dtype=torch.int32).repeat_interleave(eighth)
     anchors = torch.arange(eighth, dtype=torch.int32).repeat(8)
@@ -79,7 +81,8 @@ def every_family(L: int) -> list[Case]:
         Case("global_prefix_window", L, L, {"global_tokens": 64, "radius": eighth // 2}),
         Case("eagle3_ttt", 2 * eighth, 16 * eighth),
         Case("p_eagle", L, L, {"num_depths": 8, "anchors": anchors, "depths": depths}),
-        Case("natten", L, L, {"canvas": [int(L // wide), int(wide)], "kernel": [13, 13]}),
+        Case("natten", L, L, {"canvas": [L], "kernel": [eighth + 1]}),
+        Case("natten", L, L, {"canvas": [int(L // wide), int(wide)], "kernel": [7, 7]}),
         Case(
             "tree",
             eighth,
@@ -234,8 +237,9 @@ def time_tables(results: Results, small: bool) -> None:
 
 
 def time_from_mask_mod(results: Results, device: str, length: int) -> None:
-    """Reading the spans of packed documents off their mask_mod."""
+    """Reading the spans of packed documents off their mask_mod, and where the time goes."""
     ids = doc_ids(length, 32).to(device)
+    case = f"document 32 in {length} x {length}"
 
     def read() -> RowIntervals:
         return maskgen.from_mask_mod(
@@ -245,30 +249,57 @@ def time_from_mask_mod(results: Results, device: str, length: int) -> None:
             device=device,
         )
 
-    read()
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    start = time.perf_counter()
-    spans = read()
-    equal = spans.to("cpu").equals(maskgen.document(length, length, doc_ids=ids.cpu()))
-    seconds = time.perf_counter() - start
-    if not equal:
-        raise SystemExit("from_mask_mod differs from the family")
-    case = f"document 32 in {length} x {length}"
-    results.add(case, "from_mask_mod", seconds, "s")
+    before = torch.cuda.memory_allocated() if device == "cuda" else 0
+    for call in ("first call", "second call"):
+        start = time.perf_counter()
+        # Reading one span back waits for the device.
+        int((spans := read()).ends[0, 0, 0, -1])
+        results.add(case, f"from_mask_mod, {call}", time.perf_counter() - start, "s")
     if device == "cuda":
         added = (torch.cuda.max_memory_allocated() - before) / 2**20
         results.add(case, "from_mask_mod, added peak", added, "MiB")
+    if not spans.to("cpu").equals(maskgen.document(length, length, doc_ids=ids.cpu())):
+        raise SystemExit("from_mask_mod differs from the family")
+    for part, seconds in split(read, ("_evaluate", "_tile_spans"), device).items():
+        results.add(case, f"from_mask_mod, {part}, each tile waited for", seconds, "s")
 
 
-def time_attention(results: Results, L: int, deadline: float) -> None:
+def split(call: Callable[[], Any], parts: Sequence[str], device: str) -> dict[str, float]:
+    """Seconds of a call of maskgen.mask_mod spent in some of its functions, the device in step."""
+    seconds = dict.fromkeys(parts, 0.0)
+    originals = {part: getattr(mask_mod_file, part) for part in parts}
+
+    def timed(part: str) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            start = time.perf_counter()
+            found = originals[part](*args)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds[part] += time.perf_counter() - start
+            return found
+
+        return run
+
+    for part in parts:
+        setattr(mask_mod_file, part, timed(part))
+    try:
+        call()
+    finally:
+        for part, original in originals.items():
+            setattr(mask_mod_file, part, original)
+    return seconds
+
+
+def time_attention(results: Results, L: int, deadline: float, names: Sequence[str] | None) -> None:
     """Compiled attention, forward and backward: the spans' mask_mod against the family's own."""
+    cases = every_family(L)
+    if names is not None:
+        cases = [case for name in names for case in cases if case.family == name]
     # One function for all: spans of equal shapes share its compiled kernels.
     torch._dynamo.config.recompile_limit = 256
     attention = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     skipped = []
-    for case in every_family(L):
+    for case in cases:
         if time.perf_counter() < deadline:
             attention_case(results, case, attention)
         else:
@@ -288,8 +319,9 @@ def attention_case(results: Results, case: Case, attention: Callable[..., Tensor
     )
     inputs = tuple(x.requires_grad_() for x in (q, k, v))
     grad = torch.randn_like(q)
+    mask_mods = {"analytic": case.analytic("cuda"), "spans": None}
     us, outputs = {}, {}
-    for name, mask_mod in (("analytic", case.analytic("cuda")), ("spans", None)):
+    for name, mask_mod in mask_mods.items():
         block_mask = maskgen.to_block_mask(tables, spans, "cuda", mask_mod)
 
         def step(block_mask: Any = block_mask) -> tuple[Tensor, ...]:
@@ -299,11 +331,16 @@ def attention_case(results: Results, case: Case, attention: Callable[..., Tensor
         outputs[name] = step()
         us[name] = event_us(step, 20)
     equal = all(map(torch.equal, outputs["spans"], outputs["analytic"]))
-    chosen = "spans" if spans.K <= 4 else "analytic"
+    family = maskgen.families[case.family]
+    taken = family.chosen_mask_mod(spans, "cuda", **case.params)
+    chosen = "spans" if taken is None else "analytic"
     label = f"{case.family} K {spans.K}, chosen {chosen}, {'' if equal else 'NOT '}bit-equal"
     results.add(label, "flex fwd+bwd, analytic", us["analytic"] / 1e3, "ms")
     ratio = us["spans"] / us["analytic"]
     results.add(label, "flex fwd+bwd, spans", us["spans"] / 1e3, "ms", ratio)
+
+
+PARTS = ("checks", "from_mask_mod", "tables", "attention")
 
 
 def main() -> None:
@@ -312,16 +349,27 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", help="CSV file to append to")
     parser.add_argument("--small", action="store_true", help="small sizes")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to run")
+    parser.add_argument(
+        "--families",
+        nargs="+",
+        choices=tuple(maskgen.families),
+        help="attention of these families only, in this order",
+    )
     parser.add_argument("--seconds", type=float, default=210.0, help="start no attention after")
     options = parser.parse_args()
     deadline = time.perf_counter() + options.seconds
     results = Results(f"masks-{options.device}", options.out, options.device)
-    check_all(results, 512 if options.small else 2048, options.device)
-    check_replay(results, options.device)
-    time_from_mask_mod(results, options.device, 2048 if options.small else 32768)
-    if options.device == "cuda":
-        time_tables(results, options.small)
-        time_attention(results, 1024 if options.small else 8192, deadline)
+    small, parts = options.small, options.parts
+    if "checks" in parts:
+        check_all(results, 512 if small else 2048, options.device)
+        check_replay(results, options.device)
+    if "from_mask_mod" in parts:
+        time_from_mask_mod(results, options.device, 2048 if small else 32768)
+    if "tables" in parts and options.device == "cuda":
+        time_tables(results, small)
+    if "attention" in parts and options.device == "cuda":
+        time_attention(results, 1024 if small else 8192, deadline, options.families)
 
 
 if __name__ == "__main__":

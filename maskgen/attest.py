@@ -12,8 +12,9 @@ from cache.errors import StoreWriteError
 from maskgen.certificate import Certificate, certify
 from maskgen.entry import load_entry
 from maskgen.progress import Progress
+from maskgen.spec import MaskSpec
 
-CERTIFICATE_FORMAT = 1
+CERTIFICATE_FORMAT = 2
 
 
 def certify_version(
@@ -21,7 +22,8 @@ def certify_version(
 ) -> list[Certificate]:
     """Check the entries of a version that have no certificate yet, and keep what was found.
 
-    Certificates of the version that is current are taken over for entries with equal arrays.
+    Certificates of the version that is current are taken over for entries with an equal spec and
+    equal arrays.
 
     Args:
         store: A writable cache.
@@ -36,22 +38,24 @@ def certify_version(
         DamagedEntryError: An entry is not what was published.
         StoreWriteError: The certificates cannot be written.
     """
-    known: dict[str, dict[str, Any]] = {}
+    known: dict[tuple[str, str], dict[str, Any]] = {}
     for source in {version, store.current or version}:
-        known |= {record["sha256"]: record for record in _read_certificates(store, source)}
+        records = _read_certificates(store, source)
+        known |= {(record["spec"], record["sha256"]): record for record in records}
     infos = store.version(version).entries
     made: list[Certificate] = []
-    records: list[Mapping[str, Any]] = []
+    kept: list[Mapping[str, Any]] = []
     for done, info in enumerate(infos.values(), start=1):
-        record = known.get(info.sha256)
+        spec = MaskSpec.from_json(info.name, info.spec)
+        record = known.get((spec.digest, info.sha256))
         if record is None:
             made.append(certify(load_entry(store, info.name, version)))
             record = asdict(made[-1])
-        records.append({**record, "name": info.name})
+        kept.append({**record, "name": info.name})
         if progress is not None:
             progress(info.name, done, len(infos))
     if made:
-        _write_certificates(store, version, records)
+        _write_certificates(store, version, kept)
     return made
 
 
@@ -72,7 +76,14 @@ def _read_certificates(store: Store, version: str) -> list[dict[str, Any]]:
     if not isinstance(records, list):
         return []
     # Only what was found right is taken over; anything else is checked again.
-    return [r for r in records if isinstance(r, dict) and "sha256" in r and r.get("findings") == []]
+    return [
+        record
+        for record in records
+        if isinstance(record, dict)
+        and isinstance(record.get("spec"), str)
+        and isinstance(record.get("sha256"), str)
+        and record.get("findings") == []
+    ]
 
 
 def _write_certificates(store: Store, version: str, records: list[Mapping[str, Any]]) -> None:

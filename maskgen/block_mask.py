@@ -34,7 +34,8 @@ def to_block_mask(
 
     Raises:
         MaskSpecError: Spans and tables are not of one mask's shape.
-        UnsupportedMaskError: The torch in use cannot run this BLOCK_SIZE or length on a GPU.
+        UnsupportedMaskError: The torch in use cannot run this BLOCK_SIZE or length on a GPU, or
+            has none.
     """
     gate.passing("to_block_mask")
     for field in ("B", "H", "Q_LEN", "KV_LEN"):
@@ -44,6 +45,11 @@ def to_block_mask(
     device = tables.device if device is None else torch.device(device)
     if device.type == "cuda":
         check_gpu_limits(tables.BLOCK_SIZE, tables.Q_LEN, tables.KV_LEN, torch.__version__)
+        if not torch.cuda.is_available():
+            raise UnsupportedMaskError(
+                f"device must be one that torch can use here, but it is {device} and torch "
+                f"{torch.__version__} has no GPU: leave device out, or install a CUDA build"
+            )
     if tables.device != device:
         tables = tables.to(device)
     if mask_mod is None:

@@ -20,11 +20,16 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
-from maskgen.errors import LayoutInvariantError, MaskSpecError
+from maskgen.errors import (
+    LayoutInvariantError,
+    MaskgenError,
+    MaskSpecError,
+    UnsupportedMaskError,
+)
 from maskgen.families import families
 from maskgen.families.layouts import dflash_layouts
 from maskgen.functions import load_function
-from maskgen.intervals import RowIntervals
+from maskgen.intervals import MAX_INTERVALS, RowIntervals
 from maskgen.mask_mod import from_mask_mod
 from maskgen.progress import Progress
 from maskgen.rows import BuildRow, mask_row
@@ -83,7 +88,11 @@ def build(
         # Code may have changed under the same name, so a function is always evaluated again.
         old = reusable.get(spec.digest) if reusable and not spec.is_function else None
         copied = None if old is None else _copied(spec, old, store, notice)
-        data = build_entry(spec) if copied is None else copied
+        try:
+            data = build_entry(spec) if copied is None else copied
+        except MaskgenError as error:
+            error.add_note(f"in entry {spec.name!r}")
+            raise
         build_ms = (time.perf_counter() - start) * 1e3
         nbytes = sum(array.nbytes for array in (*data.spans.values(), *data.tables.values()))
         reused = copied is not None
@@ -254,9 +263,18 @@ def _summary(error: CacheError) -> str:
 
 def _parametric_attrs(spec: MaskSpec) -> dict[str, Any]:
     family = families[spec.family]
+    K = family.max_K(spec.Q_LEN, spec.KV_LEN, spec.family_params)
+    if K > MAX_INTERVALS:
+        raise UnsupportedMaskError(
+            f"a row may need at most {MAX_INTERVALS} spans, whatever the batch says, but family "
+            f"{family.name} has up to {K} here: lower the parameter that K grows with "
+            "(docs/families.md)",
+            count=K,
+            limit=MAX_INTERVALS,
+        )
     must, may = family.bounds(spec.Q_LEN, spec.KV_LEN, **spec.family_params)
     return {
-        "K": family.max_K(spec.Q_LEN, spec.KV_LEN, spec.family_params),
+        "K": K,
         "must": _block_counts(compile_mask(must, spec.BLOCK_SIZE)),
         "may": _block_counts(compile_mask(may, spec.BLOCK_SIZE)),
     }

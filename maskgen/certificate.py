@@ -2,11 +2,14 @@
 
 The structure is checked whole. The mask itself is compared with its formula in every cell up to
 ``MAX_DENSE_CELLS``, above that in tiles drawn by the entry's digest, so that anyone draws the
-same. Legend: B batch or layouts, H heads, R and C block rows and columns, T tiles.
+same. Of a parametric entry so is the mask of a batch drawn by its spec's digest.
+
+Legend: B batch or layouts, H heads, R and C block rows and columns, T tiles.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +20,14 @@ from maskgen.entry import MaskEntry
 from maskgen.families import families
 from maskgen.intervals import RowIntervals
 from maskgen.reference import reference_heads, reference_mask_mod, reference_tiles
-from maskgen.tables import BlockTables
+from maskgen.tables import BlockTables, compile_mask
 
 MAX_DENSE_CELLS = 1 << 22
 """Largest mask, batch and heads included, that is compared in every cell."""
 SAMPLED_ROWS = 24
 """Block rows drawn from a larger mask; of each one tile of every kind in it is compared."""
+DRAWN_SAMPLES = 4
+"""Samples of the batch that is drawn for a parametric entry."""
 NAMED_ROWS = 4
 """Rows without keys that a certificate names."""
 
@@ -32,6 +37,8 @@ class Certificate:
     """The outcome of all checks of one entry."""
 
     name: str
+    spec: str
+    """Digest of the spec whose formula they were checked against."""
     sha256: str
     """Digest of the arrays that were checked."""
     findings: tuple[str, ...]
@@ -60,7 +67,12 @@ def certify(entry: MaskEntry) -> Certificate:
     """
     start = time.perf_counter()
     if entry.kind == "parametric":
-        findings, compared, cells = _bounds_findings(entry), "must within may", 0
+        drawn = _drawn(entry)
+        bounds = _bounds_findings(entry, drawn)
+        differences, formula, cells = compare_with_formula(drawn)
+        differences += [*span_findings(drawn.spans), *table_findings(drawn.tables)]
+        findings = [*bounds, *(f"drawn batch: {finding}" for finding in differences)]
+        compared = f"must within the mask within may, of a drawn batch; {formula}"
         rows: list[tuple[int, int, int]] = []
         count = causal = None
     else:
@@ -72,6 +84,7 @@ def certify(entry: MaskEntry) -> Certificate:
         causal = is_causal(entry.spans)
     return Certificate(
         name=entry.name,
+        spec=entry.spec.digest,
         sha256=entry.sha256,
         findings=tuple(findings),
         compared=compared,
@@ -165,13 +178,32 @@ def is_causal(spans: RowIntervals) -> bool:
     return bool((last <= torch.arange(1, spans.Q_LEN + 1)).all())
 
 
-def _bounds_findings(entry: MaskEntry) -> list[str]:
+def _drawn(entry: MaskEntry) -> MaskEntry:
+    """Give a parametric entry the mask of a batch that its spec's digest draws."""
+    spec = entry.spec
+    family, static = families[spec.family], spec.family_params
+    params = family.draw(spec.digest, DRAWN_SAMPLES, spec.Q_LEN, spec.KV_LEN, **static)
+    given: dict[str, Any] = {**static, **params}
+    spans = family.intervals(spec.Q_LEN, spec.KV_LEN, **given)
+    tables = compile_mask(spans, spec.BLOCK_SIZE)
+    # Without arrays of its own, all that its tiles can be drawn by is its spec.
+    return replace(entry, sha256=spec.digest, params=params, _spans=spans, _tables=tables)
+
+
+def _bounds_findings(entry: MaskEntry, drawn: MaskEntry) -> list[str]:
     spec = entry.spec
     must, may = families[spec.family].bounds(spec.Q_LEN, spec.KV_LEN, **spec.family_params)
-    beyond = (must & ~may).row_counts()
-    if not beyond.any():
-        return []
-    return [f"bounds: must is not within may, first in row {_first(beyond > 0)}"]
+    beyond = {
+        "must is not within may": must & ~may,
+        "must is not within the mask of a drawn batch": must & ~drawn.spans,
+        "the mask of a drawn batch is not within may": drawn.spans & ~may,
+    }
+    counts = {rule: cells.row_counts() for rule, cells in beyond.items()}
+    return [
+        f"bounds: {rule}, first in row {_first(rows > 0)}"
+        for rule, rows in counts.items()
+        if rows.any()
+    ]
 
 
 def _all_tiles(heads: tuple[int, int], kinds_BHRC: Tensor) -> Tensor:

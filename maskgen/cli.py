@@ -25,7 +25,8 @@ class TranslatingGroup(click.Group):
             from maskgen.errors import MaskgenError
 
             if isinstance(error, (CacheError, MaskgenError)):
-                click.echo(f"Error: {error}", err=True)
+                notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+                click.echo(f"Error: {error}{notes}", err=True)
                 raise click.exceptions.Exit(error.exit_code) from error
             raise
 

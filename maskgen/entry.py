@@ -13,6 +13,8 @@ from cache import Entry, Store
 from maskgen.buckets import Bucket
 from maskgen.checks import checked_int
 from maskgen.errors import MaskSpecError, UnsupportedMaskError
+from maskgen.families import families
+from maskgen.families.family import MaskMod
 from maskgen.intervals import RowIntervals
 from maskgen.spec import MaskSpec
 from maskgen.tables import BlockTables
@@ -70,6 +72,23 @@ class MaskEntry:
         if self._tables is None:
             raise self._no_arrays("tables")
         return self._tables
+
+    def chosen_mask_mod(self, device: torch.device | str | None = None) -> MaskMod | None:
+        """Give the mask_mod for ``to_block_mask``; None for the one that reads ``spans``.
+
+        Args:
+            device: Where the attention runs; the CPU by default.
+
+        Raises:
+            UnsupportedMaskError: The entry is parametric.
+            MaskSpecError: A parameter of the spec breaks its rule.
+        """
+        family = families.get(self.spec.family)
+        # Another revision's formula may be another mask; the spans are what was published.
+        if family is None or family.revision != self.spec.revision:
+            return None
+        params: dict[str, Any] = {**self.spec.family_params, **self.params}
+        return family.chosen_mask_mod(self.spans, device, **params)
 
     def _no_arrays(self, what: str) -> UnsupportedMaskError:
         return UnsupportedMaskError(

@@ -5,14 +5,17 @@ Shape legend: B batch, H heads, K spans a row, Q_LEN query rows.
 
 import inspect
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
+from torch.overrides import TorchFunctionMode
 
 from maskgen import gate
+from maskgen.canonical import INT32_MAX
+from maskgen.checks import checked_int
 from maskgen.errors import MaskSpecError
 from maskgen.intervals import MAX_INTERVALS, RowIntervals
 from maskgen.tables import too_many_intervals
@@ -90,14 +93,18 @@ def from_mask_mod(
 
     Raises:
         MaskSpecError: mask_mod is not callable with four arguments, raises, or returns something
-            else than booleans; a length is below 1; one row does not fit the budget.
+            else than booleans; a size is no integer of at least 1, or too large for int32; one row
+            does not fit the budget.
         UnsupportedMaskError: A row has more than ``MAX_INTERVALS`` spans; evaluation stops there.
     """
     gate.passing("from_mask_mod")
     _check_signature(mask_mod)
-    for field, value in (("B", B), ("H", H), ("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN)):
-        if value is not None and value < 1:
-            raise MaskSpecError(field, value, "must be at least 1")
+    sizes = {"B": B, "H": H, "Q_LEN": Q_LEN, "KV_LEN": KV_LEN, "budget_bytes": budget_bytes}
+    for field, value in sizes.items():
+        if value is not None:
+            checked_int(field, value)
+    if (total := (B or 1) * (H or 1) * Q_LEN) > INT32_MAX:
+        raise MaskSpecError("B * H * Q_LEN", total, "must be below 2**31, which int32 addresses")
     device = torch.device(device)
     rows = budget_bytes // _BYTES_PER_CELL // KV_LEN
     if rows < 1:
@@ -123,7 +130,11 @@ def _check_signature(mask_mod: MaskMod) -> None:
         inspect.signature(mask_mod).bind(0, 0, 0, 0)
     except TypeError as error:
         rule = f"must take (b, h, q_idx, kv_idx): {error}"
-        raise MaskSpecError("mask_mod", mask_mod, rule) from error
+        raise MaskSpecError("mask_mod", _name(mask_mod), rule) from error
+
+
+def _name(mask_mod: MaskMod) -> object:
+    return getattr(mask_mod, "__qualname__", mask_mod)
 
 
 def _evaluate(
@@ -133,23 +144,42 @@ def _evaluate(
     b0, h0, q0 = origin
 
     def from_origin(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return mask_mod(b + b0, h + h0, q_idx + q0, kv_idx)
+        with _IndexByTensors():
+            return mask_mod(b + b0, h + h0, q_idx + q0, kv_idx)
 
     try:
         cells = create_mask(from_origin, 1, 1, rows, KV_LEN, device)
     except Exception as error:
         rule = f"must run under torch.vmap, but raised {type(error).__name__}: {error}"
-        raise MaskSpecError("mask_mod", mask_mod, rule) from error
+        raise MaskSpecError("mask_mod", _name(mask_mod), rule) from error
     if cells.dtype != torch.bool:
-        raise MaskSpecError("mask_mod", mask_mod, f"must return booleans, not {cells.dtype}")
+        rule = f"must return booleans, not {cells.dtype}"
+        raise MaskSpecError("mask_mod", _name(mask_mod), rule)
     return cells[0, 0]
+
+
+class _IndexByTensors(TorchFunctionMode):
+    """Reads a captured tensor at tensor indices, ``table[q_idx]``, straight by ``aten.index``.
+
+    So does ``create_mask``, but through an autograd function under four vmaps, for gradients that
+    a mask has none of: nine tenths of what evaluating a tile costs beside its cells.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.__getitem__:
+            table, index = args
+            indices = index if isinstance(index, tuple) else (index,)
+            if all(isinstance(item, Tensor) for item in indices):
+                return torch.ops.aten.index(table, indices)
+        return func(*args, **(kwargs or {}))
 
 
 def _tile_spans(tile: Tensor, origin: tuple[int, int, int]) -> Tensor:
     """Spans of each row of a tile of cells, int32 ``[2, K, rows]``, in ascending order."""
     rows, KV_LEN = tile.shape
-    counts, edges = _changes_on_cpu(tile) if tile.device.type == "cpu" else _changes(tile)
-    K = int(counts.max())
+    K, counts, edges = _changes_on_cpu(tile) if tile.device.type == "cpu" else _changes(tile)
     if K > MAX_INTERVALS:
         b, h, q = origin
         first = int((counts > MAX_INTERVALS).nonzero()[0])
@@ -162,15 +192,15 @@ def _tile_spans(tile: Tensor, origin: tuple[int, int, int]) -> Tensor:
     return found
 
 
-def _changes(tile: Tensor) -> tuple[Tensor, Tensor]:
+def _changes(tile: Tensor) -> tuple[int, Tensor, Tensor]:
     """Where the rows of a tile change between hidden and visible cells.
 
     Each row counts as hidden before its first cell and after its last, so its changes are a
     start, an end, a start, an end, and in the flat order of all rows they still are.
 
     Returns:
-        Spans of each row, int64 ``[rows]``, and the changes, int64 ``[2 * spans]``, ascending, as
-        indices into rows of KV_LEN + 1.
+        Most spans of a row; spans of each row, int64 ``[rows]``; and the changes, int64
+        ``[2 * spans]``, ascending, as indices into rows of KV_LEN + 1.
     """
     rows, KV_LEN = tile.shape
     changes = torch.empty(rows, KV_LEN + 1, dtype=torch.bool, device=tile.device)
@@ -178,12 +208,13 @@ def _changes(tile: Tensor) -> tuple[Tensor, Tensor]:
     changes[:, KV_LEN] = tile[:, KV_LEN - 1]
     torch.ne(tile[:, 1:], tile[:, :-1], out=changes[:, 1:KV_LEN])
     counts = changes.sum(1) >> 1
-    if int(counts.max()) > MAX_INTERVALS:
-        return counts, counts.new_empty(0)
-    return counts, changes.view(-1).nonzero().view(-1)
+    K = int(counts.max())
+    if K > MAX_INTERVALS:
+        return K, counts, counts.new_empty(0)
+    return K, counts, changes.view(-1).nonzero().view(-1)
 
 
-def _changes_on_cpu(tile: Tensor) -> tuple[Tensor, Tensor]:
+def _changes_on_cpu(tile: Tensor) -> tuple[int, Tensor, Tensor]:
     """The same by NumPy, some rows at a time so that they stay in cache: ten times faster."""
     rows, KV_LEN = tile.shape
     counts = np.empty(rows, dtype=np.int64)
@@ -202,4 +233,5 @@ def _changes_on_cpu(tile: Tensor) -> tuple[Tensor, Tensor]:
             counts[r + step :] = 0
             break
         found.append(edges + r * (KV_LEN + 1))
-    return torch.from_numpy(counts), torch.from_numpy(np.concatenate(found or [edges]))
+    edges = np.concatenate(found or [edges])
+    return int(counts.max()), torch.from_numpy(counts), torch.from_numpy(edges)

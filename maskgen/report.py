@@ -114,7 +114,8 @@ def html_report(
         rows.append(_cells(entry, entry_row(info), heads, head_dim))
         figures.append(_figure(entry))
         named = _CONTEXT_NAME.fullmatch(info.name)
-        if named:
+        # The names of a cache may come from anyone.
+        if named and entry.bucket.context > 0:
             groups.setdefault(named["prefix"], []).append(entry.bucket.context)
         if progress is not None:
             progress(info.name, done, len(chosen.entries))

@@ -203,23 +203,23 @@ def _entry_specs(where: str, table: Mapping[str, Any], default_block: Any) -> It
         return
     family = _family(where, table["family"])
     kind = _kind(where, table.get("kind", "static"), family)
-    takes_anchors = kind != "static" and "anchors" in family.runtime_params
+    takes_context = kind != "static" and _has_context(family)
     param_names = [param.name for param in family.params]
     if kind == "static":
         # Here the mask of one batch is meant, so what a batch says is part of the spec.
         param_names += family.runtime_params
     known = [*_SIZE_KEYS, *param_names]
-    if takes_anchors:
+    if takes_context:
         known += ["context", "anchors"]
     if kind == "layouts":
         known += _LAYOUT_KEYS
     for key in table:
         check_known(where, key, known)
     given = {key: table[key] for key in param_names if key in table}
-    for Q_LEN, KV_LEN in _sizes(where, table, takes_anchors):
+    for Q_LEN, KV_LEN in _sizes(where, table, takes_context):
         params = _family_params(where, family, kind, Q_LEN, KV_LEN, given)
         entry_name = size_name(name, Q_LEN, KV_LEN)
-        if takes_anchors:
+        if takes_context:
             entry_name = context_name(name, KV_LEN - Q_LEN)
         if kind == "layouts":
             params = {**params, **_layout_params(where, table, KV_LEN - Q_LEN)}
@@ -246,7 +246,7 @@ def _function_specs(
     if table.get("kind", "static") != "static":
         raise MaskSpecError(f"{where}: kind", table["kind"], "of a mask_mod must be static")
     params = {key: checked_int(f"{where}: {key}", table[key]) for key in "BH" if key in table}
-    for Q_LEN, KV_LEN in _sizes(where, table, takes_anchors=False):
+    for Q_LEN, KV_LEN in _sizes(where, table, takes_context=False):
         yield MaskSpec(
             name=size_name(name, Q_LEN, KV_LEN),
             family=function,
@@ -259,8 +259,8 @@ def _function_specs(
         )
 
 
-def _sizes(where: str, table: Mapping[str, Any], takes_anchors: bool) -> Sequence[tuple[int, int]]:
-    if takes_anchors and "context" in table:
+def _sizes(where: str, table: Mapping[str, Any], takes_context: bool) -> Sequence[tuple[int, int]]:
+    if takes_context and "context" in table:
         anchors = checked_int(f"{where}: anchors", table.get("anchors"))
         draft = checked_int(f"{where}: draft_block_size", table.get("draft_block_size"))
         Q_LEN = anchors * draft
@@ -278,7 +278,10 @@ def _sizes(where: str, table: Mapping[str, Any], takes_anchors: bool) -> Sequenc
 def _family_params(
     where: str, family: "Family", kind: str, Q_LEN: int, KV_LEN: int, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    checked = family.check(Q_LEN, KV_LEN, given)
+    try:
+        checked = family.check(Q_LEN, KV_LEN, given)
+    except MaskSpecError as error:
+        raise MaskSpecError(f"{where}: {error.field}", error.value, error.rule) from error
     missing = [param for param in family.runtime if param.required and param.name not in checked]
     if kind == "static" and missing:
         raise MaskSpecError(
@@ -319,12 +322,19 @@ def _family(where: str, name: Any) -> "Family":
     return families[name]
 
 
+def _has_context(family: "Family") -> bool:
+    """Whether the rows are draft blocks at anchors in a context, so that KV = context + Q."""
+    # P-EAGLE has anchors too, but its rows are the tokens themselves.
+    names = {param.name for param in family.params} | set(family.runtime_params)
+    return {"anchors", "draft_block_size"} <= names
+
+
 def _kind(where: str, kind: Any, family: "Family") -> str:
     if kind not in KINDS:
         raise MaskSpecError(f"{where}: kind", kind, nearest(str(kind), KINDS))
-    if kind == "layouts" and "anchors" not in family.runtime_params:
+    if kind == "layouts" and not _has_context(family):
         raise MaskSpecError(
-            f"{where}: kind", kind, f"is for families with anchors; {family.name} has none"
+            f"{where}: kind", kind, f"is for draft blocks after a context; {family.name} has none"
         )
     if kind == "parametric" and not family.runtime_params:
         raise MaskSpecError(

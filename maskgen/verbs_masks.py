@@ -105,7 +105,11 @@ def list_entries(
     chosen = open_cache(location, config).version(version)
     rows = [entry_row(info) for info in chosen.entries.values()]
     if as_json:
-        echo_json({"version": chosen.id, "entries": [asdict(row) for row in rows]})
+        entries = [
+            {**asdict(row), "sha256": info.sha256}
+            for row, info in zip(rows, chosen.entries.values(), strict=True)
+        ]
+        echo_json({"version": chosen.id, "entries": entries})
         return
     click.echo(_rows_table(rows, built=False))
     click.echo(f"version {chosen.id[:16]}")
@@ -198,7 +202,10 @@ def verify(
     run_functions: bool,
     as_json: bool,
 ) -> None:
-    """Check every digest of a version; exit 3 with what differs."""
+    """Check every digest of a version; exit 3 with what differs.
+
+    What stands in the cache and is no part of it is noted: it is never read.
+    """
     store = open_cache(location, config)
     chosen = store.version(version)
     found: list[Finding | Difference] = [*store.verify(chosen.id)]
@@ -210,12 +217,19 @@ def verify(
                 store, chosen.id, run_functions=run_functions, progress=progress
             )
         found += differences
+    strangers = store.strangers()
     if as_json:
-        echo_json({"version": chosen.id, "findings": [asdict(finding) for finding in found]})
+        digests = {name: info.sha256 for name, info in chosen.entries.items()}
+        findings = [asdict(finding) for finding in found]
+        known = {"version": chosen.id, "entries": digests}
+        echo_json({**known, "findings": findings, "strangers": strangers})
     else:
+        for path in strangers:
+            click.echo(f"Note: {path} is no part of the cache and is not read", err=True)
         for finding in found:
             click.echo(finding.message)
-        outcome = f"{len(found)} differences" if found else "no difference"
+        plural = "" if len(found) == 1 else "s"
+        outcome = f"{len(found)} difference{plural}" if found else "no difference"
         how = "digests, formulas and rebuilt entries" if deep else "digests"
         click.echo(f"version {chosen.id[:16]}, {len(chosen.entries)} entries, {how}: {outcome}")
     if found:

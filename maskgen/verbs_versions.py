@@ -81,7 +81,8 @@ def gc(location: str | None, config: str | None, keep: int, as_json: bool) -> No
     for name in (*report.removed, *report.swept):
         click.echo(f"removed {name}")
     count = len(report.removed)
-    click.echo(f"{count} versions removed, {human_bytes(report.freed_bytes)} freed")
+    noun = "version" if count == 1 else "versions"
+    click.echo(f"{count} {noun} removed, {human_bytes(report.freed_bytes)} freed")
 
 
 @click.command()
@@ -113,8 +114,10 @@ def unpack(file: str, location: str | None, config: str | None) -> None:
 def push(url: str, location: str | None, config: str | None, version: str | None) -> None:
     """Copy a version to URL, only what is missing there, and make it current there."""
     import cache
+    from cache.source import without_password
 
-    _echo_shipment("pushed", cache.push(open_cache(location, config), url, version), url)
+    shipment = cache.push(open_cache(location, config), url, version)
+    _echo_shipment("pushed", shipment, without_password(url))
 
 
 @click.command()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
+from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans
 from maskgen.families.full import FULL
 from maskgen.families.segments import check_documents, segments_of
@@ -149,6 +150,12 @@ def _bounds(
     return exact, exact
 
 
+def _draw(
+    draw: Draw, Q_LEN: int, KV_LEN: int, *, diffusion_block_size: int, variant: str
+) -> dict[str, Any]:
+    return {"doc_offsets": draw.offsets(Q_LEN // 2, 6)} if variant == "packed" else {}
+
+
 BLOCK_DIFFUSION = Family(
     name="block_diffusion",
     revision=1,
@@ -174,4 +181,5 @@ BLOCK_DIFFUSION = Family(
     ),
     check_fn=_check,
     bounds_fn=_bounds,
+    draw_fn=_draw,
 )

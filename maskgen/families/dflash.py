@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
+from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans, batch_of
 from maskgen.families.segments import check_documents, segments_of
 from maskgen.families.spans import rows, stack_spans
@@ -278,6 +279,17 @@ def _rows_with_context(Q_LEN: int, KV_LEN: int, mask: RowIntervals, S: int) -> R
     return RowIntervals(zero, torch.where(sees, S, zero), KV_LEN)
 
 
+def _draw(
+    draw: Draw, Q_LEN: int, KV_LEN: int, *, draft_block_size: int, **static: Any
+) -> dict[str, Any]:
+    S, N = KV_LEN - Q_LEN, Q_LEN // draft_block_size
+    return {
+        "anchors": sorted(draw.below(S) for _ in range(N)),
+        "n_valid": draw.below(N + 1),
+        "doc_ids": draw.doc_ids(S, 4),
+    }
+
+
 DFLASH = Family(
     name="dflash",
     revision=1,
@@ -314,4 +326,5 @@ DFLASH = Family(
     max_k_fn=lambda Q_LEN, KV_LEN, **static: 2,
     check_fn=_check,
     bounds_fn=_bounds,
+    draw_fn=_draw,
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 from maskgen.errors import MaskSpecError
 from maskgen.families.causal import CAUSAL
 from maskgen.families.chunked import CHUNKED
+from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans, batch_of
 from maskgen.families.full import FULL
 from maskgen.families.prefix_lm import PREFIX_LM
@@ -206,6 +207,15 @@ def _bounds(Q_LEN: int, KV_LEN: int, **static: Any) -> tuple[RowIntervals, RowIn
     return must, may
 
 
+def _draw(
+    draw: Draw, Q_LEN: int, KV_LEN: int, *, inner: str, prefix: int | None, **static: Any
+) -> dict[str, Any]:
+    drawn: dict[str, Any] = {"doc_ids": draw.doc_ids(max(Q_LEN, KV_LEN), 8)}
+    if inner == "prefix_lm" and prefix is None:
+        drawn["doc_prefix_lens"] = [draw.below(KV_LEN + 1) for _ in range(8)]
+    return drawn
+
+
 _INNER_PARAMS: Final = tuple(
     {
         param.name: replace(param, default=None)
@@ -242,4 +252,5 @@ DOCUMENT = Family(
     ),
     check_fn=_check,
     bounds_fn=_bounds,
+    draw_fn=_draw,
 )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
+from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans
 from maskgen.families.full import check_lengths
 from maskgen.families.segments import check_documents, segments_of
@@ -162,6 +163,14 @@ def _bounds(
     return eagle3_ttt(Q_LEN, KV_LEN, variant=variant, doc_ids=padding), may
 
 
+def _draw(
+    draw: Draw, Q_LEN: int, KV_LEN: int, *, variant: str, window: int | None
+) -> dict[str, Any]:
+    if variant == "specforge":
+        return {"lengths": 1 + draw.below(Q_LEN)}
+    return {"doc_ids": draw.doc_ids(Q_LEN, 6)} if variant == "speculators" else {}
+
+
 EAGLE3_TTT = Family(
     name="eagle3_ttt",
     revision=1,
@@ -188,4 +197,5 @@ EAGLE3_TTT = Family(
     max_k_fn=lambda Q_LEN, KV_LEN, variant, window: KV_LEN // Q_LEN,
     check_fn=_check,
     bounds_fn=_bounds,
+    draw_fn=_draw,
 )

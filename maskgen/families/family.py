@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
+from maskgen.families.draw import Draw
 from maskgen.intervals import RowIntervals
 
 Spans: TypeAlias = tuple[Tensor, Tensor]
@@ -27,7 +28,7 @@ MAX_ELEMENTS: Final = (1 << 31) - 1
 """Most elements of a span tensor that int32 addressing reaches."""
 
 ANALYTIC_ABOVE_K: Final = 4
-"""With more spans a row than this, the family's own mask_mod beats the one that reads spans."""
+"""With more spans a row than this, a family's own mask_mod beats the one that reads spans."""
 
 
 class _Required:
@@ -152,6 +153,11 @@ class Family:
     """Rules between parameters, and the values of runtime parameters; may fill in defaults."""
     bounds_fn: Callable[..., tuple[RowIntervals, RowIntervals]] | None = None
     """``(Q_LEN, KV_LEN, **static params)`` -> must and may."""
+    draw_fn: Callable[..., dict[str, Any]] | None = None
+    """``(draw, Q_LEN, KV_LEN, **static params)`` -> runtime parameters of one sample, by lists."""
+    analytic_above: int = ANALYTIC_ABOVE_K
+    """With more spans a row than this, the formula is the faster mask_mod; 0 where it was
+    measured faster than any spans (``benchmarks/gpu_masks.py``)."""
 
     @property
     def runtime_params(self) -> tuple[str, ...]:
@@ -239,6 +245,51 @@ class Family:
         mod = self.mask_mod_fn(Q_LEN, KV_LEN, where, **self._filled(params, where))
         mod.__name__ = f"{self.name}_mask_mod"
         return mod
+
+    def chosen_mask_mod(
+        self, spans: RowIntervals, device: torch.device | str | None = None, **params: Any
+    ) -> MaskMod | None:
+        """Give the formula where it is the faster mask_mod of the compiled attention.
+
+        For ``to_block_mask``, which takes None for the mask_mod that reads the spans.
+
+        Args:
+            spans: The mask; its K decides.
+            device: Where the attention runs; by default where the spans lie.
+            params: What the spans were made from, by name.
+
+        Raises:
+            MaskSpecError: A value breaks its rule, or a name is unknown.
+        """
+        if self.analytic_above >= spans.K:
+            return None
+        checked = self.check(spans.Q_LEN, spans.KV_LEN, params)
+        device = spans.device if device is None else device
+        return self.mask_mod(spans.Q_LEN, spans.KV_LEN, device=device, **checked)
+
+    def draw(
+        self, digest: str, B: int, Q_LEN: int, KV_LEN: int, **static: Any
+    ) -> dict[str, Tensor]:
+        """Draw runtime parameters of a batch; the same digest draws the same on any machine.
+
+        Args:
+            digest: SHA-256, as hex digits.
+            B: Samples of the batch.
+            Q_LEN: Query rows, in tokens.
+            KV_LEN: Key columns, in tokens.
+            static: Static parameters by name.
+
+        Returns:
+            int32 ``[B]`` or ``[B, n]`` by name; none where the mask does not depend on a batch.
+        """
+        if self.draw_fn is None:
+            return {}
+        source, filled = Draw(digest), self._static(self.check(Q_LEN, KV_LEN, static))
+        drawn = [self.draw_fn(source, Q_LEN, KV_LEN, **filled) for _ in range(B)]
+        return {
+            name: torch.tensor([sample[name] for sample in drawn], dtype=torch.int32)
+            for name in drawn[0]
+        }
 
     def bounds(self, Q_LEN: int, KV_LEN: int, **static: Any) -> tuple[RowIntervals, RowIntervals]:
         """Bound the mask over every value of its runtime parameters.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
+from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, RuntimeParam, Spans
 from maskgen.families.spans import rows, stack_spans
 from maskgen.intervals import RowIntervals
@@ -64,6 +65,10 @@ def _bounds(Q_LEN: int, KV_LEN: int) -> tuple[RowIntervals, RowIntervals]:
     return full(Q_LEN, KV_LEN, lengths=[1]), full(Q_LEN, KV_LEN)
 
 
+def _draw(draw: Draw, Q_LEN: int, KV_LEN: int) -> dict[str, Any]:
+    return {"lengths": 1 + draw.below(KV_LEN)}
+
+
 FULL = Family(
     name="full",
     revision=1,
@@ -75,4 +80,5 @@ FULL = Family(
     max_k_fn=lambda Q_LEN, KV_LEN: 1,
     check_fn=lambda Q_LEN, KV_LEN, params: check_lengths(KV_LEN, params),
     bounds_fn=_bounds,
+    draw_fn=_draw,
 )

@@ -76,4 +76,5 @@ GLOBAL_PREFIX_WINDOW = Family(
     mask_mod_fn=_mask_mod,
     max_k_fn=lambda Q_LEN, KV_LEN, global_tokens, radius: 2,
     check_fn=_check,
+    analytic_above=0,
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maskgen.errors import MaskSpecError
 from maskgen.families.causal import CAUSAL
+from maskgen.families.draw import Draw
 from maskgen.families.family import (
     MAX_LENGTH,
     Family,
@@ -217,6 +218,25 @@ def _bounds(
     return nothing(Q_LEN, KV_LEN), CAUSAL.intervals(Q_LEN, KV_LEN)
 
 
+def _draw(
+    draw: Draw, Q_LEN: int, KV_LEN: int, *, num_depths: int, window: int | None
+) -> dict[str, Any]:
+    """All anchors at depth 0, and at each next depth some of those of the depth before."""
+    kept = list(range(1 + draw.below(Q_LEN)))
+    documents = draw.doc_ids(len(kept), 4)
+    elements: list[tuple[int, int]] = []
+    for depth in range(num_depths):
+        elements += [(anchor, depth) for anchor in kept]
+        kept = [anchor for anchor in kept if draw.below(4)]
+    elements = elements[:Q_LEN]
+    padding = [(0, -1)] * (Q_LEN - len(elements))
+    return {
+        "anchors": [anchor for anchor, _ in elements + padding],
+        "depths": [depth for _, depth in elements + padding],
+        "doc_ids": [documents[anchor] for anchor, _ in elements] + [-1] * len(padding),
+    }
+
+
 P_EAGLE = Family(
     name="p_eagle",
     revision=1,
@@ -238,4 +258,5 @@ P_EAGLE = Family(
     max_k_fn=lambda Q_LEN, KV_LEN, num_depths, window: num_depths,
     check_fn=_check,
     bounds_fn=_bounds,
+    draw_fn=_draw,
 )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from maskgen.errors import MaskSpecError
 from maskgen.families.causal import OFFSET, check_offset
+from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans
 from maskgen.families.spans import rows, stack_spans
 from maskgen.intervals import RowIntervals
@@ -105,6 +106,12 @@ def _bounds(
     )
 
 
+def _draw(
+    draw: Draw, Q_LEN: int, KV_LEN: int, *, prefix: int | None, offset: int
+) -> dict[str, Any]:
+    return {"prefix_lens": draw.below(KV_LEN + 1)} if prefix is None else {}
+
+
 PREFIX_LM = Family(
     name="prefix_lm",
     revision=1,
@@ -120,4 +127,5 @@ PREFIX_LM = Family(
     max_k_fn=lambda Q_LEN, KV_LEN, prefix, offset: 1,
     check_fn=_check,
     bounds_fn=_bounds,
+    draw_fn=_draw,
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maskgen.errors import MaskSpecError
 from maskgen.families.causal import CAUSAL
+from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, RuntimeParam, Spans, batch_of
 from maskgen.families.segments import check_documents, segments_of
 from maskgen.families.spans import nothing, rows, stack_spans
@@ -109,6 +110,16 @@ def _bounds(Q_LEN: int, KV_LEN: int) -> tuple[RowIntervals, RowIntervals]:
     return nothing(Q_LEN, KV_LEN), CAUSAL.intervals(Q_LEN, KV_LEN)
 
 
+def _draw(draw: Draw, Q_LEN: int, KV_LEN: int) -> dict[str, Any]:
+    roots: list[int] = []
+    prefix_docs: list[int] = []
+    for document in range(6):
+        prefix = [document, *roots][draw.below(len(roots) + 1)]
+        roots += [document] * (prefix == document)
+        prefix_docs.append(prefix)
+    return {"doc_offsets": draw.offsets(Q_LEN, 6), "prefix_docs": prefix_docs}
+
+
 SHARED_PREFIX = Family(
     name="shared_prefix",
     revision=1,
@@ -123,4 +134,5 @@ SHARED_PREFIX = Family(
     max_k_fn=lambda Q_LEN, KV_LEN: 2,
     check_fn=_check,
     bounds_fn=_bounds,
+    draw_fn=_draw,
 )

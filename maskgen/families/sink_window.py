@@ -69,4 +69,5 @@ SINK_WINDOW = Family(
     mask_mod_fn=_mask_mod,
     max_k_fn=lambda Q_LEN, KV_LEN, sinks, window, offset: 2,
     check_fn=check_offset,
+    analytic_above=0,
 )

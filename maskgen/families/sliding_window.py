@@ -71,4 +71,5 @@ SLIDING_WINDOW = Family(
     mask_mod_fn=_mask_mod,
     max_k_fn=lambda Q_LEN, KV_LEN, window, inclusive, offset: 1,
     check_fn=check_offset,
+    analytic_above=0,
 )

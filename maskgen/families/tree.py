@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maskgen.errors import MaskSpecError
 from maskgen.families.causal import CAUSAL
+from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans, batch_of
 from maskgen.families.spans import rows, stack_spans
 from maskgen.intervals import RowIntervals
@@ -123,6 +124,17 @@ def _bounds(Q_LEN: int, KV_LEN: int, *, max_depth: int | None) -> tuple[RowInter
     return must, CAUSAL.intervals(Q_LEN, KV_LEN, offset=KV_LEN - Q_LEN)
 
 
+def _draw(draw: Draw, Q_LEN: int, KV_LEN: int, *, max_depth: int | None) -> dict[str, Any]:
+    """Each node below one of the path to the node before it, or a new root."""
+    path: list[int] = []
+    parents: list[int] = []
+    for node in range(Q_LEN):
+        path = path[: draw.below(min(len(path), (max_depth or Q_LEN) - 1) + 1)]
+        parents.append(path[-1] if path else -1)
+        path.append(node)
+    return {"parents": parents}
+
+
 TREE = Family(
     name="tree",
     revision=1,
@@ -135,4 +147,5 @@ TREE = Family(
     max_k_fn=lambda Q_LEN, KV_LEN, max_depth: 1 + min(max_depth or Q_LEN, Q_LEN),
     check_fn=_check,
     bounds_fn=_bounds,
+    draw_fn=_draw,
 )

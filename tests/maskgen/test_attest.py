@@ -35,7 +35,7 @@ def test_certificates_are_kept_beside_the_version_and_taken_over(tmp_path):
     assert [c.name for c in made] == ["causal/q100-kv100", "dflash/ctx64"]
     assert seen[-1] == ("dflash/ctx64", 2, 2)
     content = json.loads(certificate_file(store, first).read_text())
-    assert (content["format"], content["version"]) == (1, first)
+    assert (content["format"], content["version"]) == (2, first)
     assert [record["name"] for record in content["entries"]] == [c.name for c in made]
     assert certificate_file(store, first) == tmp_path / "attest" / first / "certificate.json"
     assert certify_version(store, first) == []
@@ -46,14 +46,41 @@ def test_certificates_are_kept_beside_the_version_and_taken_over(tmp_path):
     assert store.verify(first) == []
 
 
+def test_equal_arrays_of_another_spec_are_checked_with_its_own_formula(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    first = build(specs_of(CAUSAL), store).version
+    certify_version(store, first)
+    everything = {"name": "w", "family": "sliding_window", "window": 100, "Q_LEN": 100}
+    second = build(specs_of(CAUSAL, everything), store, make_current=False).version
+    same, other = (info.sha256 for info in store.version(second).entries.values())
+    assert same == other
+    assert [made.compared for made in certify_version(store, second)] == [
+        "every cell, with the formula of sliding_window"
+    ]
+
+
+def test_each_parametric_entry_has_a_certificate_of_its_own(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    # Neither has arrays, so their digests are the same.
+    entries = [
+        {"name": name, "family": name, "kind": "parametric", "Q_LEN": 32}
+        for name in ("document", "full")
+    ]
+    version = build(specs_of(*entries), store).version
+    made = certify_version(store, version)
+    assert [c.compared.split()[-1] for c in made] == ["document", "full"]
+
+
 @pytest.mark.parametrize(
     "content",
     [
         b"{",
         b"[]",
         b'{"format": 99, "entries": []}',
-        b'{"format": 1, "entries": 3}',
-        b'{"format": 1, "entries": [3, {}, {"sha256": "x", "findings": ["wrong"]}]}',
+        b'{"format": 1, "entries": []}',
+        b'{"format": 2, "entries": 3}',
+        b'{"format": 2, "entries": [3, {}, {"spec": "x", "sha256": "x", "findings": ["wrong"]}]}',
+        b'{"format": 2, "entries": [{"spec": 1, "sha256": "x", "findings": []}]}',
     ],
 )
 def test_a_spoilt_sidecar_is_made_again(tmp_path, content):

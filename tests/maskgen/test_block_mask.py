@@ -120,3 +120,10 @@ def test_to_block_mask_asks_for_the_limits_of_the_installed_torch(monkeypatch):
         UnsupportedMaskError, match=r"but BLOCK_SIZE is \(16, 16\) and torch 2.13.0"
     ):
         to_block_mask(compile_mask(spans, 16), spans, device="cuda")
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    spans = window(128, 128)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnsupportedMaskError, match=r"it is cuda:1 and torch .* has no GPU"):
+        to_block_mask(compile_mask(spans, 128), spans, device="cuda:1")

@@ -351,6 +351,22 @@ def test_a_function_that_is_not_there_is_named(module, name, message):
     assert caught.value.value == name
 
 
+@pytest.mark.parametrize(
+    ("entry", "count"),
+    [
+        ({"family": "p_eagle", "num_depths": 33, "Q_LEN": 40}, 33),
+        ({"family": "tree", "Q_LEN": 40}, 41),
+    ],
+)
+def test_a_parametric_entry_that_may_need_too_many_spans_is_refused(entry, count):
+    (spec,) = specs_of({"name": "x", "kind": "parametric", **entry})
+    with pytest.raises(
+        UnsupportedMaskError, match=f"at most 32 spans.*up to {count} here"
+    ) as caught:
+        build_entry(spec)
+    assert (caught.value.count, caught.value.limit) == (count, 32)
+
+
 def test_a_function_with_too_many_spans_is_refused_with_its_row(module):
     module("def mask(b, h, q, kv):\n    return (kv % 2 == 0) & (q >= 0)\n")
     (spec,) = specs_of({**FUNCTION, "Q_LEN": 80})

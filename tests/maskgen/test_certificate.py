@@ -96,8 +96,100 @@ def test_a_large_mask_is_compared_in_tiles_drawn_by_its_digest(store):
 
 def test_a_parametric_entry_has_its_bounds_checked(store):
     found = certify(load_entry(store, "data/ctx64"))
-    assert (found.findings, found.compared) == ((), "must within may")
-    assert (found.rows_without_key, found.causal, found.compared_cells) == (None, None, 0)
+    assert found.findings == ()
+    assert found.compared == (
+        "must within the mask within may, of a drawn batch; every cell, with the formula of dflash"
+    )
+    assert found.compared_cells == certificate.DRAWN_SAMPLES * 32 * 96
+    assert (found.rows_without_key, found.causal) == (None, None)
+
+
+PARAMETRIC = [
+    ("full", 100, 100, {}),
+    ("prefix_lm", 90, 100, {}),
+    ("document", 100, 100, {"inner": "prefix_lm"}),
+    ("document", 3000, 3000, {"inner": "sliding_window", "window": 40}),
+    ("shared_prefix", 100, 100, {}),
+    ("block_diffusion", 100, 100, {"diffusion_block_size": 7, "variant": "packed"}),
+    ("block_diffusion", 100, 100, {"diffusion_block_size": 7}),
+    (
+        "dflash",
+        60,
+        130,
+        {"draft_block_size": 5, "layer": "sliding", "window": 9, "convention": "vllm"},
+    ),
+    ("eagle3_ttt", 50, 150, {}),
+    ("eagle3_ttt", 50, 150, {"variant": "speculators", "window": 9}),
+    ("eagle3_ttt", 50, 150, {"variant": "modelopt"}),
+    ("p_eagle", 100, 100, {"num_depths": 4, "window": 11}),
+    ("tree", 60, 100, {"max_depth": 6}),
+]
+
+
+def parametric(tmp_path, family, Q_LEN, KV_LEN, params):
+    table = {"name": "x", "family": family, "kind": "parametric", **params}
+    specs = specs_of({**table, "Q_LEN": Q_LEN, "KV_LEN": KV_LEN})
+    opened = cache.open_store(tmp_path / "p.zarr", writable=True)
+    build(specs, opened)
+    return load_entry(opened, specs[0].name)
+
+
+@pytest.mark.parametrize(("family", "Q_LEN", "KV_LEN", "params"), PARAMETRIC)
+def test_the_mask_of_a_drawn_batch_is_compared(tmp_path, family, Q_LEN, KV_LEN, params):
+    entry = parametric(tmp_path, family, Q_LEN, KV_LEN, params)
+    found = certify(entry)
+    assert found.findings == ()
+    assert found.compared_cells > 0
+    drawn = certificate._drawn(entry)
+    again = certificate._drawn(entry)
+    assert drawn.spans.equals(again.spans)
+    # What is drawn makes a difference from sample to sample, wherever a batch can.
+    B = certificate.DRAWN_SAMPLES if drawn.params else 1
+    assert B == drawn.spans.B
+
+
+def test_every_family_with_runtime_parameters_draws_them_all():
+    names = {
+        name: set(certificate.families[name].draw("5" * 64, 2, Q_LEN, KV_LEN, **params))
+        for name, Q_LEN, KV_LEN, params in reversed(PARAMETRIC)
+    }
+    for family in certificate.families.values():
+        assert bool(family.runtime) == (family.draw_fn is not None)
+        assert {p.name for p in family.runtime if p.required} <= names.get(family.name, set())
+
+
+def wrong_spans(family):
+    def spans(*sizes, **params):
+        starts, ends = family.span_fn(*sizes, **params)
+        return starts, (ends - 1).clamp(min=starts)
+
+    return spans
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            lambda family: {"span_fn": wrong_spans(family)},
+            "drawn batch: spans: .* of the cells compared differ from the formula",
+        ),
+        (
+            lambda family: {"bounds_fn": lambda *s, **p: (family.bounds_fn(*s, **p)[0],) * 2},
+            "bounds: the mask of a drawn batch is not within may",
+        ),
+        (
+            lambda family: {"bounds_fn": lambda *s, **p: (family.bounds_fn(*s, **p)[1],) * 2},
+            "bounds: must is not within the mask of a drawn batch",
+        ),
+    ],
+)
+@pytest.mark.parametrize("case", PARAMETRIC[:4], ids=lambda case: case[0])
+def test_a_wrong_family_is_found_by_its_drawn_batch(tmp_path, monkeypatch, case, fault, message):
+    entry = parametric(tmp_path, *case)
+    family = certificate.families[case[0]]
+    wrong = dataclasses.replace(family, **fault(family))
+    monkeypatch.setattr(certificate, "families", {case[0]: wrong})
+    assert any(re.search(message, finding) for finding in certify(entry).findings)
 
 
 def test_bounds_that_cross_are_found(store, monkeypatch):
@@ -107,7 +199,7 @@ def test_bounds_that_cross_are_found(store, monkeypatch):
         family, bounds_fn=lambda *sizes, **params: family.bounds_fn(*sizes, **params)[::-1]
     )
     monkeypatch.setattr(certificate, "families", {"dflash": swapped})
-    assert certify(entry).findings == ("bounds: must is not within may, first in row (0, 0, 0)",)
+    assert "bounds: must is not within may, first in row (0, 0, 0)" in certify(entry).findings
 
 
 def spans(*rows, KV_LEN=9):

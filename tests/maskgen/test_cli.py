@@ -256,6 +256,19 @@ def test_verify_of_a_sound_cache(built):
     assert as_json("verify", "--deep", "--config", built)["findings"] == []
 
 
+def test_verify_and_list_name_each_digest_and_note_strangers(built, tmp_path):
+    digests = as_json("verify", "--config", built)["entries"]
+    listed = as_json("list", "--config", built)["entries"]
+    assert digests == {row["name"]: row["sha256"] for row in listed}
+    assert {len(digest) for digest in digests.values()} == {64}
+    store = tmp_path / "masks.zarr"
+    (store / "notes.txt").write_text("hello")
+    result = run("verify", "--config", built)
+    assert result.exit_code == 0
+    assert f"Note: {store / 'notes.txt'} is no part of the cache" in result.stderr
+    assert as_json("verify", "--config", built)["strangers"] == [str(store / "notes.txt")]
+
+
 def test_verify_of_a_damaged_cache_exits_3_and_names_the_file(built, tmp_path):
     damage(tmp_path)
     result = run("verify", "--config", built)
@@ -299,6 +312,21 @@ def test_deep_verification_says_what_it_cannot_compare(built, tmp_path, change, 
     result = run("verify", "--deep", "--config", built)
     assert result.exit_code == 3
     assert message in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("entry", "exit_code", "messages"),
+    [
+        ("Q_LEN = 64\nwindow = 0", 2, ["masks.entry 'w': window = 0: must be at least 1"]),
+        ("Q_LEN = 1048576\nwindow = 9", 2, ["blocks = 4294967296", "(in entry 'w/q1048576-"]),
+    ],
+)
+def test_what_cannot_be_built_names_its_entry(config, tmp_path, entry, exit_code, messages):
+    with (tmp_path / "run.toml").open("a") as file:
+        file.write(f'\n[[masks.entry]]\nname = "w"\nfamily = "sliding_window"\n{entry}\n')
+    result = run("build", config)
+    assert result.exit_code == exit_code
+    assert all(message in result.stderr for message in messages)
 
 
 def test_deep_verification_runs_functions_when_it_may(tmp_path, monkeypatch):

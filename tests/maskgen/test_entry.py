@@ -4,9 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_mask
 
 import cache
 from cache.errors import EntryNotFoundError
+from maskgen.block_mask import to_block_mask
 from maskgen.buckets import Bucket
 from maskgen.build import build, build_entry
 from maskgen.entry import load_entry
@@ -50,6 +52,22 @@ def test_a_static_entry(store):
     wanted = [[0 <= q - kv < 9 for kv in range(90)] for q in range(70)]
     assert entry.spans.dense()[0, 0].tolist() == wanted
     assert entry.spans.is_canonical
+
+
+def test_the_mask_mod_of_an_entry_is_the_formula_where_that_is_faster(store):
+    entry = load_entry(store, "window/q70-kv90")
+    block_mask = to_block_mask(entry.tables, entry.spans, mask_mod=entry.chosen_mask_mod("cpu"))
+    assert block_mask.mask_mod.__name__ == "sliding_window_mask_mod"
+    dense = create_mask(block_mask.mask_mod, 1, 1, 70, 90, device="cpu")
+    assert torch.equal(dense, entry.spans.dense())
+    assert load_entry(store, "dflash/ctx64").chosen_mask_mod() is None
+
+
+def test_the_formula_of_another_revision_is_not_chosen(store):
+    entry = load_entry(store, "window/q70-kv90")
+    for other in ({"revision": 2}, {"family": "module:function"}):
+        spec = dataclasses.replace(entry.spec, **other)
+        assert dataclasses.replace(entry, spec=spec).chosen_mask_mod() is None
 
 
 def test_tables_are_those_of_the_spans(store):

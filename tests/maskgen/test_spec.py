@@ -95,6 +95,12 @@ def test_a_toml_file_is_read_whole(tmp_path):
     assert read_cache_location({"masks": {}}) == DEFAULT_CACHE
 
 
+def test_elements_of_p_eagle_are_named_by_their_sizes():
+    entry = {"name": "p", "family": "p_eagle", "kind": "parametric", "num_depths": 2}
+    specs = read_specs({"masks": {"entry": [{**entry, "Q_LEN": [32, 64]}]}})
+    assert [spec.name for spec in specs] == ["p/q32-kv32", "p/q64-kv64"]
+
+
 @pytest.mark.parametrize("file", ["demo.toml", "masks.toml"])
 def test_the_run_files_of_the_project_are_valid(file):
     assert read_specs(Path(__file__).parents[2] / "configs" / file)
@@ -112,7 +118,11 @@ def test_names_of_entries():
         ({**CAUSAL, "ofset": 1}, "ofset.*did you mean 'offset'"),
         ({**CAUSAL, "family": "casual"}, "casual.*did you mean 'causal'"),
         ({**CAUSAL, "kind": "layout"}, "layout.*did you mean 'layouts'"),
-        ({**CAUSAL, "kind": "layouts"}, "for families with anchors"),
+        ({**CAUSAL, "kind": "layouts"}, "for draft blocks after a context"),
+        (
+            {"name": "p", "family": "p_eagle", "num_depths": 2, "kind": "layouts", "Q_LEN": 8},
+            "for draft blocks after a context; p_eagle has none",
+        ),
         ({**CAUSAL, "kind": "parametric"}, "depend on the batch"),
         ({**CAUSAL, "mask_mod": "a:b"}, "one of family and mask_mod"),
         ({"name": "x", "Q_LEN": 4}, "one of family and mask_mod"),

@@ -81,6 +81,18 @@ def test_spans_mask_mod_and_tables_equal_the_formula(case):
         assert torch.equal(tables.block_kinds().expand_as(kinds), kinds)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_mask_mod_on_a_gpu_equals_the_spans(case):
+    family = families[case.family]
+    Q, KV = case.Q_LEN, case.KV_LEN
+    dense = family.intervals(Q, KV, **case.params).dense()
+    B = batch_size(case.family, case.params)
+    mask_mod = family.mask_mod(Q, KV, device="cuda", **family.check(Q, KV, case.params))
+    mask = create_mask(mask_mod, B, None, Q, KV, device="cuda")
+    assert torch.equal(mask.cpu(), dense.expand(B, -1, -1, -1))
+
+
 def test_every_family_has_cases_and_a_formula():
     assert {case.family for case in CASES} == set(FORMULAS) == set(families)
 
@@ -88,6 +100,22 @@ def test_every_family_has_cases_and_a_formula():
 def test_every_family_has_a_mask_that_needs_its_stated_largest_number_of_spans():
     tight = {case.family for case in CASES if case.tight}
     assert tight == set(families)
+
+
+def test_the_formula_is_chosen_where_it_is_the_faster_mask_mod():
+    chosen = set()
+    for case in CASES:
+        family, params = families[case.family], case.params
+        spans = family.intervals(case.Q_LEN, case.KV_LEN, **params)
+        mask_mod = family.chosen_mask_mod(spans, **params)
+        assert (mask_mod is None) == (family.analytic_above >= spans.K)
+        if mask_mod is not None:
+            assert mask_mod.__name__ == f"{case.family}_mask_mod"
+            chosen.add(case.family)
+    windows = {"sliding_window", "sink_window", "global_prefix_window"}
+    assert chosen == windows | {"eagle3_ttt", "p_eagle", "tree", "natten"}
+    assert {f.name for f in families.values() if f.analytic_above == 0} == windows
+    assert {f.analytic_above for f in families.values()} == {0, ANALYTIC_ABOVE_K}
 
 
 def test_a_family_of_many_spans_has_an_analytic_mask_mod():
