@@ -4,7 +4,8 @@
 
 Caches of 64 masks are built: DFlash layouts (8.4 MB of spans), an entry each and as a bucket keeps
 them, parametric masks, and static masks of five families up to 32K. Each is opened anew, every
-entry is loaded and its digest checked, with the page cache warm. Beside it: zarr with one group a
+entry is loaded and its digest checked, with the page cache warm; decoding and hashing take up to
+four cores, "SHA-256 of as many bytes" is the time of one thread. Beside it: zarr with one group a
 mask, safetensors and ``torch.save``, holding the spans and the eight expanded tables of the same
 BlockMasks; none of the three checks a digest. Figures are of single runs in one process: the best,
 and the median.

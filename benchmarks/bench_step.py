@@ -1,4 +1,4 @@
-"""What a bucket costs to compile and a step to run: whole-step against per-layer compilation.
+"""What a bucket costs to compile and a step to run, and which kernels the step's time goes to.
 
     python benchmarks/bench_step.py --size large --out results.csv
 
@@ -42,16 +42,39 @@ def time_step(step: StaticStep, replica: Replica, runs: int) -> float:
     return statistics.median(times)
 
 
-def measure(
-    size_name: str, placement: Placement, kind: str, how: str, runs: int, results: Results
-) -> None:
+KINDS_OF_KERNEL = {
+    "NCCL": ("nccl",),
+    "flex attention": ("flex",),
+    "AdamW": ("adam",),
+    "GEMM": ("gemm", "nvjet", "cutlass", "cublas", "wgmma"),
+    "Inductor": ("triton",),
+}
+"""What a kernel is, by what its name contains; the first that fits."""
+
+
+def kernel_times(step: StaticStep, replica: Replica, replays: int = 3) -> dict[str, float]:
+    """Milliseconds of a replay that each kind of kernel takes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with replica.pool.activated():
+            for _ in range(replays):
+                step.run()
+        replica.pool.synchronize()
+    times = dict.fromkeys((*KINDS_OF_KERNEL, "other"), 0.0)
+    for event in profile.events():
+        name = event.name.lower()
+        fits = (kind for kind, parts in KINDS_OF_KERNEL.items() if any(p in name for p in parts))
+        times[next(fits, "other")] += event.device_time_total / 1e3 / replays
+    return times
+
+
+def measure(size_name: str, placement: Placement, kind: str, runs: int, results: Results) -> None:
     """Warm up, capture and time every bucket of one variant."""
     size = SIZES[size_name]
     entries = build_entries(size, kind)
     size_recompile_limits(len(entries), 1)
     (group,) = make_groups(placement)
-    replica = make_replica(size, placement, group, entries, batch=1, compilation=how)
-    case = f"{size.name}, {kind}, compiled by {how}"
+    replica = make_replica(size, placement, group, entries, batch=1)
+    case = f"{size.name}, {kind}"
     for context, step in replica.steps.items():
         began = time.perf_counter()
         step.warm_up()
@@ -61,6 +84,9 @@ def measure(
         ms = time_step(step, replica, runs)
         results.add(f"{case}, ctx{context}", "step", ms, "ms")
     if replica.device.type == "cuda":
+        largest = max(replica.steps)
+        for kernels, ms in kernel_times(replica.steps[largest], replica).items():
+            results.add(f"{case}, ctx{largest}", f"kernels, {kernels}", ms, "ms")
         peak = torch.cuda.max_memory_reserved(replica.device) / 2**30
         results.add(case, "peak reserved", peak, "GiB")
         torch.cuda.reset_peak_memory_stats()
@@ -72,7 +98,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="tiny", choices=SIZES)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--how", default="layer,step")
     parser.add_argument("--kinds", default="layouts")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--out", default="benchmarks/results.csv")
@@ -81,10 +106,8 @@ def main() -> None:
     enter_thread(placement.devices[0], placement.threads)
     results = Results("bench_step", options.out, placement.kind)
     for kind in options.kinds.split(","):
-        hows = options.how if placement.kind == "cuda" else "none"
-        for how in hows.split(","):
-            measure(options.size, placement, kind, how, options.runs, results)
-            torch._dynamo.reset()
+        measure(options.size, placement, kind, options.runs, results)
+        torch._dynamo.reset()
 
 
 if __name__ == "__main__":

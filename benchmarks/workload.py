@@ -160,7 +160,6 @@ def make_replica(
     *,
     batch: int,
     steps: int = 1000,
-    compilation: str | None = None,
 ) -> Replica:
     """A replica with random first weights."""
     device = placement.devices[group.rank]
@@ -171,7 +170,6 @@ def make_replica(
         target=frozen_target(size, placement, device),
         entries=entries,
         train=TrainConfig(steps=steps, global_batch=batch * group.size, lr=1e-4),
-        compilation=compilation,
     )
     fill_inputs(size, replica)
     return replica

@@ -17,6 +17,7 @@ _KEY = re.compile(
     r"zarr\.json|[0-9a-f]{64}/(zarr\.json|(spans|tables)/(zarr\.json|c/(0|[1-9][0-9]{0,3})))"
 )
 
+_REMEDY = "Get the zip again, or `pack` a new one"
 
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -48,7 +49,9 @@ class ZipSource:
             msg = f"there is no file {path}: {HOW_TO_BUILD} in a .zarr folder, `pack` makes a zip"
             raise StoreNotFoundError(self.location, msg) from error
         except _ZIP_ERRORS as error:
-            raise DamagedEntryError(self.location, "it must be a zip", found=str(error)) from error
+            raise DamagedEntryError(
+                self.location, "it must be a zip", found=str(error), remedy=_REMEDY
+            ) from error
         except OSError as error:
             raise StoreReadError(self.location, error) from error
         try:
@@ -69,9 +72,7 @@ class ZipSource:
             if info.filename in members:
                 self._refuse(info.filename, "a name must stand once", "two")
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
-                self._refuse(
-                    info.filename, "a member must be stored, neither packed nor encrypted", ""
-                )
+                self._refuse(info.filename, "a member must be stored, neither packed nor encrypted")
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
                 self._refuse(info.filename, "a member must be a regular file", "a link or device")
             left -= info.file_size
@@ -80,9 +81,9 @@ class ZipSource:
             members[info.filename] = info
         return members
 
-    def _refuse(self, key: str, rule: str, found: object) -> None:
+    def _refuse(self, key: str, rule: str, found: object = None) -> None:
         name = self.name(key) if key else self.location
-        raise DamagedEntryError(name, rule, found=found)
+        raise DamagedEntryError(name, rule, found=found, remedy=_REMEDY)
 
     def name(self, key: str) -> str:
         """Return the zip's path and the member's name."""
@@ -98,7 +99,7 @@ class ZipSource:
             return self._zip.read(info)
         except _ZIP_ERRORS as error:
             raise DamagedEntryError(
-                self.name(key), "the zip must hold it whole", found=str(error)
+                self.name(key), "the zip must hold it whole", found=str(error), remedy=_REMEDY
             ) from error
         except OSError as error:
             raise StoreReadError(self.name(key), error) from error
@@ -115,6 +116,10 @@ class ZipSource:
             for key, info in self._members.items()
             if key.startswith(f"{version}/")
         }
+
+    def strangers(self) -> list[str]:
+        """Return none: a zip with a member of another name was refused."""
+        return []
 
     def close(self) -> None:
         """Close the file."""

@@ -7,7 +7,8 @@ sorted by code point, nothing is written between tokens, and all but ASCII is es
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, TypeAlias
+from itertools import chain
+from typing import Any, NoReturn, TypeAlias
 
 Json: TypeAlias = int | str | bool | Sequence["Json"] | Mapping[str, "Json"]
 
@@ -46,10 +47,19 @@ def parse_canonical(data: bytes) -> Json:
         The value; ``check_json`` judges nulls, long integers and depth in it.
 
     Raises:
-        ValueError: Not JSON, not in the canonical form (spaces, order, doubled keys), a float, or
-            nesting that overflows the parser.
+        ValueError: As ``parse_json`` and ``check_canonical``.
     """
     value = parse_json(data)
+    check_canonical(value, data)
+    return value
+
+
+def check_canonical(value: Json, data: bytes) -> None:
+    """Check that ``data``, from which ``value`` was read, is in the canonical form.
+
+    Raises:
+        ValueError: It is not (spaces, order, doubled keys), or is too deep to be written again.
+    """
     try:
         same = _dump(value) == data
     except RecursionError as error:
@@ -57,7 +67,6 @@ def parse_canonical(data: bytes) -> Json:
     if not same:
         msg = "JSON is not in the canonical form (sorted keys, no spaces, ASCII, no doubled key)"
         raise ValueError(msg)
-    return value
 
 
 def parse_json(data: bytes) -> Json:
@@ -84,7 +93,10 @@ _TOO_DEEP = f"JSON is nested deeper than {MAX_DEPTH} levels"
 
 
 def _dump(value: object) -> bytes:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    # No search for circles: parsed and checked values have none.
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
+    )
     return text.encode("ascii")
 
 
@@ -93,18 +105,44 @@ def _refuse_number(text: str) -> NoReturn:
     raise ValueError(msg)
 
 
-def check_json(value: object, path: str, depth: int = 0) -> None:
+def check_json(value: object, path: str) -> None:
     """Check that a value holds nothing but what canonical JSON may hold.
 
     Args:
         value: The value.
         path: What to call it in an error.
-        depth: Lists and dicts around it.
 
     Raises:
         TypeError: A float, None, a key that is no string, or any other type, with its path.
         ValueError: An integer of 19 digits, or nesting beyond ``MAX_DEPTH``.
     """
+    if not _is_plain(value):
+        _check_each(value, path, 0)
+
+
+_PLAIN = frozenset({int, str, bool, list, dict})
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell at once, a level at a time, that there is nothing to refuse; False tells nothing."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        if not _PLAIN.issuperset(map(type, level)):
+            return False
+        integers = [item for item in level if type(item) is int]
+        if integers and not -MAX_INT < min(integers) <= max(integers) < MAX_INT:
+            return False
+        dicts = [item for item in level if type(item) is dict]
+        lists = [item for item in level if type(item) is list]
+        if not dicts and not lists:
+            return True
+        if not {str}.issuperset(map(type, chain.from_iterable(dicts))):
+            return False
+        level = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, dicts))]
+    return False
+
+
+def _check_each(value: object, path: str, depth: int) -> None:
     kind = type(value)
     if kind is str or kind is bool:
         return
@@ -115,18 +153,15 @@ def check_json(value: object, path: str, depth: int = 0) -> None:
         return
     if depth >= MAX_DEPTH:
         raise ValueError(_TOO_DEEP)
-    # Plain values are passed over here, since a call each would cost more than the parsing.
     if isinstance(value, Mapping):
         for key, item in value.items():
             if type(key) is not str:
                 msg = f"{path} has the key {key!r}; keys must be strings"
                 raise TypeError(msg)
-            if type(item) is not str and not (type(item) is int and -MAX_INT < item < MAX_INT):
-                check_json(item, f"{path}.{key}", depth + 1)
+            _check_each(item, f"{path}.{key}", depth + 1)
     elif isinstance(value, list | tuple):
         for position, item in enumerate(value):
-            if not (type(item) is int and -MAX_INT < item < MAX_INT):
-                check_json(item, f"{path}[{position}]", depth + 1)
+            _check_each(item, f"{path}[{position}]", depth + 1)
     else:
         msg = (
             f"{path} is {value!r:.60} of type {kind.__name__}; canonical JSON holds integers, "

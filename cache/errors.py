@@ -101,11 +101,9 @@ class DamagedEntryError(CacheError, ValueError):
         entry: str | None = None,
         remedy: str = "Delete this version and pull, unpack or build it again",
     ) -> None:
-        difference = (
-            ""
-            if expected is None and found is None
-            else (f" (expected {_shortened(expected)}, found {_shortened(found)})")
-        )
+        told = (("expected", expected), ("found", found))
+        known = [f"{what} {_shortened(value)}" for what, value in told if value is not None]
+        difference = f" ({', '.join(known)})" if known else ""
         whose = f" of entry {entry!r}" if entry is not None else ""
         self.summary = f"{file}{whose} is damaged: {rule}{difference}"
         super().__init__(f"{self.summary}; it is not used. {remedy}")

@@ -2,37 +2,48 @@
 
 import difflib
 import hashlib
-from collections.abc import Iterator
-
-import numpy as np
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from cache.entry import Entry
 from cache.errors import (
     HOW_TO_BUILD,
+    CacheError,
     DamagedEntryError,
     EntryNotFoundError,
     VersionNotFoundError,
 )
 from cache.flight import Flight
 from cache.layout import (
-    MAX_CHUNK_VALUES,
     MAX_DOCUMENT_BYTES,
     SECTIONS,
-    ChunkGrid,
     IntArray,
     array_document,
     array_key,
     chunk_key,
-    decode_chunk,
-    max_chunk_bytes,
     version_key,
 )
+from cache.sections import Sections
 from cache.source import Source
 from cache.version import EntryInfo, Version, parse_version
 
+_MAX_HELPERS = min(4, os.cpu_count() or 1) - 1
+"""Most threads that take digests beside the caller's: hashlib leaves the interpreter's lock."""
 
-def read_version(source: Source, version_id: str) -> Version:
+_BYTES_A_HELPER = 1 << 20
+"""Logical bytes for which one more thread pays."""
+
+
+def read_version(
+    source: Source, version_id: str, on_totals: Callable[[Mapping[str, int]], None] | None = None
+) -> Version:
     """Read and check the document of a version's group.
+
+    Args:
+        source: Where the bytes are.
+        version_id: The version's id.
+        on_totals: As in ``parse_version``.
 
     Raises:
         VersionNotFoundError: There is none.
@@ -48,24 +59,52 @@ def read_version(source: Source, version_id: str) -> Version:
             f"{source.location} holds no version {version_id}; `versions` lists what it holds, "
             f"{HOW_TO_BUILD}",
         )
-    return parse_version(document, version_id, source.name(key))
+    return parse_version(document, version_id, source.name(key), on_totals)
+
+
+def open_and_load(source: Source, version_id: str) -> "tuple[VersionReader, dict[str, Entry]]":
+    """Read a version and all of its entries; chunks are decoded as the manifest is checked.
+
+    Returns:
+        The reader, and what its ``load_all`` gives.
+
+    Raises:
+        VersionNotFoundError: There is no such version.
+        DamagedEntryError: What is stored is not what was published; the file is named.
+        FormatVersionError: It is of another format version.
+        StoreReadError: A file cannot be read.
+    """
+    begun: list[Sections] = []
+    with _pool() as pool:
+
+        def begin(totals: Mapping[str, int]) -> None:
+            begun.append(Sections(source, version_id, totals))
+            begun[0].decode_ahead(pool)
+
+        version = read_version(source, version_id, begin)
+        reader = VersionReader(source, version, sections=begun[0])
+        return reader, reader.load_all(pool)
+
+
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, _MAX_HELPERS), "cache")
 
 
 class VersionReader:
     """Loads the entries of one version; threads share what is loaded."""
 
     def __init__(
-        self, source: Source, version: Version, *, documents_are_checked: bool = False
+        self,
+        source: Source,
+        version: Version,
+        *,
+        sections: Sections | None = None,
+        documents_are_checked: bool = False,
     ) -> None:
         self.source = source
         self.version = version
-        self._lengths = {
-            section: ChunkGrid(total).length for section, total in version.totals.items()
-        }
+        self._sections = sections or Sections(source, version.id, version.totals)
         self._entries: Flight[str, Entry] = Flight()
-        self._chunks: Flight[tuple[str, int], IntArray] = Flight()
-        # One chunk a section stays decoded, so that entries read in turn decode it once.
-        self._latest: dict[str, IntArray] = {}
         self._documents_are_checked = documents_are_checked
 
     def load(self, name: str) -> Entry:
@@ -82,14 +121,35 @@ class VersionReader:
             raise EntryNotFoundError(name, self.version.id, nearest)
         return self._entries.get(name, lambda: self._read(info))
 
-    def load_all(self) -> dict[str, Entry]:
+    def load_all(self, pool: Executor | None = None) -> dict[str, Entry]:
         """Return every entry, verified, in the order of the names.
+
+        Args:
+            pool: Where digests are taken beside this thread; None makes one.
 
         Raises:
             DamagedEntryError: What is stored is not what was published; the file is named.
             StoreReadError: A file cannot be read.
         """
-        return {name: self.load(name) for name in self.version.entries}
+        if pool is None:
+            with _pool() as own:
+                return self.load_all(own)
+        self.check_documents()
+        nbytes = sum(4 * total for total in self.version.totals.values())
+        # Drawn from one iterator, so that a thread that is held up holds no share back.
+        names = iter(self.version.entries)
+        helpers = min(_MAX_HELPERS, len(self.version.entries) - 1, nbytes // _BYTES_A_HELPER)
+        shares = [pool.submit(self._load_each, names) for _ in range(helpers)]
+        loaded = self._load_each(names)
+        for share in shares:
+            loaded |= share.result()
+        entries = {}
+        for name in self.version.entries:
+            entry = loaded[name]
+            if isinstance(entry, CacheError):
+                raise entry
+            entries[name] = entry
+        return entries
 
     def check_documents(self) -> None:
         """Check the documents of the sections' arrays, which plain zarr readers go by.
@@ -126,7 +186,7 @@ class VersionReader:
     def file_keys(self) -> Iterator[str]:
         """Yield the keys of the version's files: chunks, arrays' documents, its document last."""
         for section in SECTIONS:
-            for index in range(ChunkGrid(self.version.totals[section]).count):
+            for index in range(self._sections.grids[section].count):
                 yield chunk_key(self.version.id, section, index)
         for section in SECTIONS:
             yield array_key(self.version.id, section)
@@ -137,15 +197,25 @@ class VersionReader:
         return [
             self.source.name(chunk_key(self.version.id, section, index))
             for section in SECTIONS
-            for index in self._chunk_range(section, *info.extents[section])
+            for index in self._sections.chunk_range(section, *info.extents[section])
         ]
+
+    def _load_each(self, names: Iterator[str]) -> dict[str, Entry | CacheError]:
+        loaded: dict[str, Entry | CacheError] = {}
+        for name in names:
+            try:
+                loaded[name] = self.load(name)
+            except CacheError as error:
+                loaded[name] = error
+                break
+        return loaded
 
     def _read(self, info: EntryInfo) -> Entry:
         self.check_documents()
         digest = hashlib.sha256()
         values: dict[str, IntArray] = {}
         for section in SECTIONS:
-            values[section] = self._values(section, *info.extents[section])
+            values[section] = self._sections.values(section, *info.extents[section])
             digest.update(values[section].data)
         if digest.hexdigest() != info.sha256:
             raise DamagedEntryError(
@@ -164,40 +234,6 @@ class VersionReader:
             shapes=info.shapes,
             values=values,
         )
-
-    def _chunk_range(self, section: str, start: int, stop: int) -> range:
-        length = self._lengths[section]
-        return range(start // length, -(-stop // length)) if stop > start else range(0)
-
-    def _values(self, section: str, start: int, stop: int) -> IntArray:
-        length = self._lengths[section]
-        chunks = self._chunk_range(section, start, stop)
-        if len(chunks) == 1:
-            base = chunks[0] * length
-            return self._chunk(section, chunks[0])[start - base : stop - base]
-        values = np.empty(stop - start, "<i4")
-        for index in chunks:
-            base = index * length
-            low, high = max(start, base), min(stop, base + length)
-            values[low - start : high - start] = self._chunk(section, index)[
-                low - base : high - base
-            ]
-        values.flags.writeable = False
-        return values
-
-    def _chunk(self, section: str, index: int) -> IntArray:
-        chunk = self._chunks.get((section, index), lambda: self._decode(section, index))
-        self._latest[section] = chunk
-        return chunk
-
-    def _decode(self, section: str, index: int) -> IntArray:
-        length = self._lengths[section]
-        assert length <= MAX_CHUNK_VALUES, "the grid cuts chunks of at most 64 MiB"
-        key = chunk_key(self.version.id, section, index)
-        data = self.source.read(key, max_chunk_bytes(length))
-        if data is None:
-            raise DamagedEntryError(self.source.name(key), "the file is missing")
-        return decode_chunk(data, length, self.source.name(key))
 
 
 def _nearest(name: str, version: Version) -> list[str]:

@@ -7,7 +7,7 @@ import fsspec
 
 from cache.errors import BackendMissingError, CacheError, ShippingError
 from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, parse_root
-from cache.source import UrlSource, protocols
+from cache.source import UrlSource, protocols, without_password
 
 PIP_LINES = {
     "http": "pip install aiohttp requests",
@@ -49,9 +49,10 @@ def url_source(url: str) -> UrlSource:
         filesystem.invalidate_cache()
     except ImportError as error:
         pip_line = PIP_LINES.get(protocol, f"see fsspec's documentation of {protocol}")
-        raise BackendMissingError(url, protocol, pip_line) from error
+        raise BackendMissingError(without_password(url), protocol, pip_line) from error
     except Exception as error:  # each backend raises errors of its own library
-        raise ShippingError(url, f"cannot open {url}: {error}") from error
+        shown = without_password(url)
+        raise ShippingError(shown, f"cannot open {shown}: {error}") from error
     return UrlSource(url, filesystem, root)
 
 
@@ -88,11 +89,12 @@ class RemoteWriter:
             try:
                 if int(self.source.filesystem.info(path)["size"]) != len(data):
                     return False
-                start = -_CRC_BYTES if "/c/" in key else None
+                # Counted from the front, since SFTP knows no place before the end.
+                start = len(data) - _CRC_BYTES if "/c/" in key else 0
                 found: bytes = self.source.filesystem.cat_file(path, start=start)
             except FileNotFoundError:
                 return False
-        return found == (data[-_CRC_BYTES:] if start else data)
+        return found == data[start:]
 
     def write(self, key: str, data: bytes) -> None:
         """Write a file.

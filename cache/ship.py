@@ -117,7 +117,9 @@ def unpack(
     if not isinstance(source, ZipSource):
         raise ShippingError(store.location, f"{store.location} is no .zip; `pull` takes others")
     with contextlib.closing(source):
-        return _receive(store, location, store.resolve(), make_current=make_current)
+        return _receive(
+            store, location, store.resolve(), make_current=make_current, resumable=False
+        )
 
 
 def push(
@@ -200,7 +202,12 @@ def pull(
 
 
 def _receive(
-    store: Store, location: str | os.PathLike[str], version_id: str, *, make_current: bool
+    store: Store,
+    location: str | os.PathLike[str],
+    version_id: str,
+    *,
+    make_current: bool,
+    resumable: bool = True,
 ) -> Shipment:
     target = open_store(location, writable=True)
     reader = store.reader(version_id)
@@ -215,7 +222,13 @@ def _receive(
         folder = writer.folder
         partial = folder.parent / f"{temp_prefix(folder)}pull-{version_id[:16]}"
         with writer.typed_errors():
-            shipment = _fetch(reader, partial)
+            try:
+                shipment = _fetch(reader, partial)
+            except (CacheError, OSError) as error:
+                # When the disk here refuses, what was got must not go on filling it.
+                if not resumable or not isinstance(error, CacheError):
+                    shutil.rmtree(partial, ignore_errors=True)
+                raise
             _check_whole(partial, version_id)
             writer.install(partial / version_id, version_id)
             shutil.rmtree(partial, ignore_errors=True)

@@ -6,8 +6,9 @@ size costs nothing. It knows nothing of what the bytes mean.
 
 import contextlib
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +48,15 @@ class Source(Protocol):
 
         Raises:
             NotListableError: The store cannot list.
+        """
+
+    def strangers(self) -> list[str]:
+        """Return, sorted, the names of what stands in the root and is no part of the format.
+
+        An id without a document is one of them; a store that cannot list tells of none.
+
+        Raises:
+            StoreReadError: The root cannot be read.
         """
 
 
@@ -107,12 +117,22 @@ class FolderSource:
                     sizes[path.relative_to(self.folder).as_posix()] = path.lstat().st_size
         return sizes
 
+    def strangers(self) -> list[str]:
+        """Return the paths of files and folders that do not belong here."""
+        try:
+            names = [path.name for path in self.folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreReadError(self.location, error) from error
+        return _strange(self, names)
+
 
 class UrlSource:
     """A cache behind an fsspec file system, read in place."""
 
     def __init__(self, url: str, filesystem: Any, root: str) -> None:
-        self.location = url.rstrip("/")
+        self.location = without_password(url).rstrip("/")
         self.filesystem = filesystem
         self.root = root.rstrip("/")
         # fsspec guesses an HTTP server's files from the links of a page; that is no listing.
@@ -168,6 +188,14 @@ class UrlSource:
                     sizes[version + path.rsplit(version, 1)[-1]] = int(info["size"])
         return sizes
 
+    def strangers(self) -> list[str]:
+        """Return the addresses of objects and folders that do not belong here."""
+        try:
+            paths = list(self._listed(self.root))
+        except NotListableError:
+            return []
+        return _strange(self, [path.rstrip("/").rsplit("/", 1)[-1] for path in paths])
+
     def _listed(self, folder: str) -> dict[str, dict[str, Any]]:
         if not self.lists:
             raise NotListableError(self.location)
@@ -179,6 +207,16 @@ class UrlSource:
             raise NotListableError(self.location) from error
         except Exception as error:  # each backend raises errors of its own library
             raise StoreReadError(self.location, error) from error
+
+
+def _strange(source: Source, names: Iterable[str]) -> list[str]:
+    own = {ROOT_KEY, *source.version_ids()}
+    return [source.name(name) for name in sorted(names) if name not in own]
+
+
+def without_password(url: str) -> str:
+    """Return a URL fit to be shown: ``sftp://user:***@host/path``."""
+    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", url)
 
 
 def protocols(filesystem: Any) -> tuple[str, ...]:

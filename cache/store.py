@@ -15,7 +15,7 @@ from cache.errors import (
     VersionNotFoundError,
 )
 from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, is_version_id, parse_root
-from cache.reader import VersionReader, read_version
+from cache.reader import VersionReader, open_and_load, read_version
 from cache.remote import is_url, url_source
 from cache.source import FolderSource, Source
 from cache.verify import Finding, findings_of
@@ -146,7 +146,14 @@ class Store:
             FormatVersionError: The version is of another format version.
             StoreReadError: A file cannot be read.
         """
-        return self._reader(self.resolve(version)).load_all()
+        version_id = self.resolve(version)
+        reader = self._readers.get(version_id)
+        if reader is None:
+            fresh, entries = open_and_load(self.source, version_id)
+            reader = self._readers.setdefault(version_id, fresh)
+            if reader is fresh:
+                return entries
+        return reader.load_all()
 
     def publish(
         self,
@@ -244,6 +251,16 @@ class Store:
         """
         wanted = None if version is None else self.resolve(version)
         return findings_of(self.source, wanted)
+
+    def strangers(self) -> list[str]:
+        """Return the paths of what stands in the store and does not belong there.
+
+        No reader looks at it, so that it is no damage; none is found where the store cannot list.
+
+        Raises:
+            StoreReadError: The store cannot be read.
+        """
+        return self.source.strangers()
 
     def sidecar_dir(self, version_id: str) -> Path:
         """Return the folder for what is known of a version but no part of it.

@@ -125,5 +125,5 @@ def _finding(
         error.rule,
         "" if error.expected is None else str(error.expected),
         "" if error.found is None else str(error.found),
-        str(error),
+        str(error) if entry is None or error.entry is not None else f"entry {entry!r}: {error}",
     )

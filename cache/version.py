@@ -4,15 +4,15 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
 
-from cache.digest import canonical_json, check_json, parse_canonical, sha256_hex
+from cache.digest import canonical_json, check_canonical, check_json, parse_json, sha256_hex
 from cache.entry import MAX_DIMENSIONS, MAX_ENTRY_BYTES, EntryData, is_name
-from cache.errors import DamagedEntryError, InvalidEntryError
+from cache.errors import CacheError, DamagedEntryError, InvalidEntryError
 from cache.layout import (
     FORMAT,
     FORMAT_VERSION,
@@ -186,13 +186,20 @@ def lay_out(entries: Iterable[EntryData]) -> Draft:
     return Draft(version, {section: tuple(parts) for section, parts in values.items()})
 
 
-def parse_version(document: bytes, version_id: str, file: str) -> Version:
+def parse_version(
+    document: bytes,
+    version_id: str,
+    file: str,
+    on_totals: Callable[[Mapping[str, int]], None] | None = None,
+) -> Version:
     """Read the document of a version's group.
 
     Args:
         document: Its bytes.
         version_id: The id by which it was asked for.
         file: What to name in an error.
+        on_totals: Called with the length of each section once all counts were checked; how the
+            manifest is written is checked after it, as the chunks are decoded meanwhile.
 
     Returns:
         The version; every offset, shape and range in it is checked.
@@ -208,15 +215,26 @@ def parse_version(document: bytes, version_id: str, file: str) -> Version:
             file, "the SHA-256 of its manifest must be its id", expected=version_id, found=found
         )
     try:
-        content = parse_canonical(manifest)
+        content = parse_json(manifest)
+        if isinstance(content, dict):
+            check_format(content, file)
+        entries, totals = _ManifestParser(file).parse(content)
+        if on_totals is not None:
+            on_totals(totals)
+        check_canonical(content, manifest)
     except ValueError as error:
+        if isinstance(error, CacheError):
+            raise
         raise DamagedEntryError(
             file, "its manifest must be canonical JSON", found=str(error)
         ) from error
-    if isinstance(content, dict):
-        check_format(content, file)
-    parser = _ManifestParser(file)
-    entries, totals = parser.parse(content)
+    free = {name: {"attrs": entry.attrs, "spec": entry.spec} for name, entry in entries.items()}
+    try:
+        check_json({"entries": free}, "manifest")
+    except (TypeError, ValueError) as error:
+        raise DamagedEntryError(
+            file, "in its manifest, spec and attrs must hold canonical JSON", found=error
+        ) from error
     return Version(version_id, MappingProxyType(entries), MappingProxyType(totals), document)
 
 
@@ -253,10 +271,7 @@ class _ManifestParser:
         if not (isinstance(sha256, str) and is_version_id(sha256)):
             self.refuse("an entry's sha256 must be 64 hexadecimal digits", sha256)
         for field in ("spec", "attrs"):
-            try:
-                check_json(self.kind(item[field], dict, field), field)
-            except (TypeError, ValueError) as error:
-                self.refuse("spec and attrs must hold canonical JSON", error)
+            self.kind(item[field], dict, field)
         self.counts(item["offsets"], "arrays must lie end to end in their section")
         shapes = {section: self.kind(item[section], dict, section) for section in SECTIONS}
         extents = {section: self.extent(section, shapes[section]) for section in SECTIONS}
@@ -269,11 +284,12 @@ class _ManifestParser:
 
     def extent(self, section: str, shapes: dict[str, Any]) -> tuple[int, int]:
         start = total = self.totals[section]
-        for name, shape in shapes.items():
-            if name not in self.array_names:
+        if not self.array_names.issuperset(shapes):
+            for name in shapes:
                 if not is_name(name):
                     self.refuse("an array's name must be plain parts joined by '/'", name)
-                self.array_names.add(name)
+            self.array_names.update(shapes)
+        for shape in shapes.values():
             if type(shape) is not list or not 1 <= len(shape) <= MAX_DIMENSIONS:
                 self.refuse(f"an array's shape must have 1 to {MAX_DIMENSIONS} counts", shape)
             size = 1

@@ -28,7 +28,7 @@ from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
 from runtime.attention import dense_mask
 from runtime.batches import StepPlan
-from runtime.buffers import Field, StaticInputs
+from runtime.buffers import Field, StaticInputs, input_slots
 from runtime.collectives import Group
 from runtime.compilation import size_recompile_limits
 from runtime.devices import Placement, enter_thread, place
@@ -71,6 +71,7 @@ class PackedBucket:
         B, L, K = len(blanks), entry.bucket.Q_LEN, entry.bucket.K
         fields = {name: Field((B, *t.shape), t.dtype) for name, t in blanks[0].items()}
         self.inputs = StaticInputs(fields, device)
+        self.free = input_slots([fields], device)
         self.starts = torch.zeros((B, 1, K, L), dtype=torch.int32, device=device)
         self.ends = torch.zeros_like(self.starts)
         self.tables = maskgen.BlockTables.empty(
@@ -80,13 +81,13 @@ class PackedBucket:
         self.block_mask = maskgen.block_mask_over(self.tables, mask_mod)
 
     def fill(self, batch: Sequence[Row]) -> None:
-        """Enqueue the copies of a batch, completed by blank rows, by way of a host slot."""
-        slot = self.inputs.free.get()
-        slot.wait()
-        for index, row in enumerate([*batch, *self.blanks[len(batch) :]]):
-            for name, tensor in slot.tensors.items():
+        """Enqueue the copies of a batch, completed by blank rows, by way of an input slot."""
+        slot = self.free.get()
+        for name, tensor in slot.open(self.inputs.fields).items():
+            for index, row in enumerate([*batch, *self.blanks[len(batch) :]]):
                 tensor[index] = row[name]
-        self.inputs.copy_from(slot)
+        slot.send()
+        self.inputs.take(slot)
 
     def mask(self) -> BlockMask | Tensor:
         """Write the batch's mask into the static tensors, and give the form that attends."""

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cache.atomic import move_folder, staging_folder, write_synced
+from cache.atomic import move_folder, staging_folder, temp_prefix, write_synced
 from runtime.errors import CheckpointError
 
 FORMAT = 1
@@ -84,12 +84,16 @@ def save_checkpoint(
         drafter: What an export needs beside the weights.
         keep: Checkpoints kept.
 
+    One process at a time saves in a folder; what a killed one left half written is removed.
+
     Raises:
         CheckpointError: The disk refuses; what was there stays.
     """
     target = root / f"step-{step:08d}"
     try:
         root.mkdir(parents=True, exist_ok=True)
+        for left in root.glob(f"{temp_prefix(root / 'step-*')}*"):
+            shutil.rmtree(left, ignore_errors=True)
         with staging_folder(target) as staging:
             folder = staging / target.name
             folder.mkdir()
@@ -136,6 +140,14 @@ def find_checkpoints(root: Path) -> list[Checkpoint]:
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
+
+
+def find_finished(root: Path, fingerprint: str, steps: int) -> Checkpoint | None:
+    """The checkpoint of this run's last step, if the run came that far."""
+    for checkpoint in find_checkpoints(root):
+        if checkpoint.fingerprint == fingerprint and checkpoint.step >= steps:
+            return checkpoint
+    return None
 
 
 def latest_state(

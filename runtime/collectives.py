@@ -1,19 +1,56 @@
 """Data parallelism: one process-group object per worker thread, NCCL on GPUs, Gloo on CPUs.
 
 ``torch.distributed``'s default group is one per process; its group objects are not, so every thread
-holds its own over one shared store.
+holds its own over one shared store, and a rank is a thread of any process.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 from runtime.devices import Placement
+from runtime.errors import ConfigError, WorkerError
+from runtime.processes import Processes, single_process
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 TIMEOUT = timedelta(seconds=60)
+
+NCCL_SETTINGS = {
+    # Connections of every algorithm are made at the start. Made at an algorithm's first use, that
+    # would be within a capture, where a rank that another thread captures later cannot answer.
+    "NCCL_RUNTIME_CONNECT": "0",
+    # Registering captured buffers needs the other ranks within the capture, too.
+    "NCCL_GRAPH_REGISTER": "0",
+}
+
+
+class Pending:
+    """A collective under way."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        """Wait for it, on a GPU in the current stream only.
+
+        Raises:
+            WorkerError: It broke off.
+        """
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise WorkerError(
+                f"a collective broke off, since another rank is gone or stuck: {error}"
+            ) from error
 
 
 class Group:
@@ -21,46 +58,116 @@ class Group:
 
     Args:
         backend: A process-group object, or None for a single rank.
-        rank: This worker.
-        size: Workers.
+        rank: This worker, among those of all processes.
+        size: Workers of all processes.
+        index: This worker among those of its process.
     """
 
-    def __init__(self, backend: Any, rank: int, size: int) -> None:
+    def __init__(self, backend: Any, rank: int, size: int, index: int = 0) -> None:
         self._backend = backend
+        self._leaving: threading.Thread | None = None
         self.rank = rank
         self.size = size
+        self.index = index
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum a tensor over the ranks in place; capturable on a GPU."""
+    def all_reduce(self, tensor: Tensor, op: Any = distributed.ReduceOp.SUM) -> None:
+        """Reduce a tensor over the ranks in place, by sums unless told; capturable on a GPU."""
+        if self.size > 1:
+            self.start_all_reduce(tensor, op).wait()
+
+    def start_all_reduce(self, tensor: Tensor, op: Any = distributed.ReduceOp.SUM) -> Pending:
+        """Begin to reduce a tensor over the ranks in place."""
+        return Pending(self._connected().allreduce([tensor], op=op))
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Overwrite a tensor with that of rank 0."""
+        if self.size > 1:
+            Pending(self._connected().broadcast(tensor, 0)).wait()
+
+    def check_joined(self) -> None:
+        """Make sure that the collectives so far were not broken off.
+
+        Raises:
+            WorkerError: The group was left; what NCCL then leaves in a tensor is half made.
+        """
+        if self.size > 1:
+            self._connected()
+
+    def _connected(self) -> Any:
+        backend = self._backend
+        if backend is None:
+            raise WorkerError(f"rank {self.rank} has left the group of {self.size} workers")
+        return backend
+
+    def leave(self) -> None:
+        """Begin to leave the group in a thread of its own, ending collectives under way.
+
+        Of NCCL's, this rank's own end at once, and leaving takes until the graphs that hold them
+        are freed. Gloo cannot end its own: closing this rank's connections ends those of the
+        others, so each rank must leave, and leaving takes until the rank's own have ended.
+        """
         if self._backend is not None:
-            self._backend.allreduce([tensor], op=distributed.ReduceOp.SUM).wait()
+            self._leaving = threading.Thread(
+                target=_close, args=([self._backend],), name=f"leave-{self.rank}", daemon=True
+            )
+            self._backend = None
+            self._leaving.start()
 
-    def start_all_reduce(self, tensor: Tensor) -> Any:
-        """Begin to sum a tensor over the ranks in place; ``wait()`` on what is returned."""
-        return self._backend.allreduce([tensor], op=distributed.ReduceOp.SUM)
-
-    def shutdown(self) -> None:
-        """Leave the group, ending collectives that wait for a dead rank."""
-        for name in ("abort", "shutdown"):
-            leave = getattr(self._backend, name, None)
-            if leave is not None:
-                leave()
-                return
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the group is left; gives whether it is."""
+        if self._leaving is not None:
+            self._leaving.join(timeout_s)
+        return self._leaving is None or not self._leaving.is_alive()
 
 
-def make_groups(placement: Placement) -> list[Group]:
-    """Make one group object a device; they meet in threads, since each waits for the others."""
-    size = len(placement.devices)
+def _close(backend: list[Any]) -> None:
+    # Gloo's destructor closes the connections, so this must be the last reference.
+    abort = getattr(backend[0], "abort", None)
+    if abort is not None:
+        abort()
+    del abort
+    backend.clear()
+
+
+def make_groups(placement: Placement, processes: Processes | None = None) -> list[Group]:
+    """Make one group object a device; they meet in threads, since each waits for the others.
+
+    Args:
+        placement: This process's devices.
+        processes: All processes; this one alone if left out.
+
+    Returns:
+        This process's workers; rank = process rank x devices of a process + index.
+
+    Raises:
+        ConfigError: The processes have different numbers of devices.
+        WorkerError: Another process failed or does not come.
+    """
+    processes = processes or single_process()
+    devices = placement.devices
+    counts = processes.gather("devices", f"{len(devices)} {placement.kind}")
+    if len(set(counts)) > 1:
+        raise ConfigError(
+            "run.devices",
+            ",".join(map(str, devices)),
+            f"must be as many, and of one kind, in every process; by rank they have {counts}",
+        )
+    first, size = processes.rank * len(devices), processes.size * len(devices)
     if size == 1:
         return [Group(None, 0, 1)]
-    store = distributed.HashStore()  # type: ignore[attr-defined]
-    with ThreadPoolExecutor(size) as pool:
-        return list(
-            pool.map(lambda rank: _connect(store, placement.devices[rank], rank, size), range(size))
-        )
+    if placement.kind == "cuda":
+        for name, value in NCCL_SETTINGS.items():
+            os.environ.setdefault(name, value)
+    # A client that waits for a key lets no other thread in, so every rank has its own.
+    stores = [processes.store.clone() for _ in devices]
+    backends = on_every_rank(
+        lambda index: _connect(stores[index], devices[index], first + index, size),
+        range(len(devices)),
+    )
+    return [Group(backend, first + index, size, index) for index, backend in enumerate(backends)]
 
 
-def _connect(store: Any, device: torch.device, rank: int, size: int) -> Group:
+def _connect(store: Any, device: torch.device, rank: int, size: int) -> Any:
     prefixed = distributed.PrefixStore("data-parallel", store)  # type: ignore[attr-defined]
     if device.type == "cuda":
         from torch.distributed import ProcessGroupNCCL
@@ -68,11 +175,43 @@ def _connect(store: Any, device: torch.device, rank: int, size: int) -> Group:
         torch.cuda.set_device(device)
         options = ProcessGroupNCCL.Options()
         options._timeout = TIMEOUT
-        group = Group(ProcessGroupNCCL(prefixed, rank, size, options), rank, size)
+        backend: Any = ProcessGroupNCCL(prefixed, rank, size, options)
         # The first collective sets the connections up, which a capture could not.
-        group.all_reduce(torch.zeros(1, device=device))
+        backend.allreduce([torch.zeros(1, device=device)]).wait()
         torch.cuda.synchronize(device)
-        return group
+        return backend
     from torch.distributed import ProcessGroupGloo
 
-    return Group(ProcessGroupGloo(prefixed, rank, size, TIMEOUT), rank, size)
+    return ProcessGroupGloo(prefixed, rank, size, TIMEOUT)
+
+
+def on_every_rank(work: Callable[[T], R], ranks: Sequence[T]) -> list[R]:
+    """Do what all ranks must do together, each of this process's in a thread of its own.
+
+    The first error ends the wait at once; the threads that it leaves stuck end with the process.
+    """
+    done: SimpleQueue[tuple[int, R | None, BaseException | None]] = SimpleQueue()
+
+    def run(index: int) -> None:
+        try:
+            done.put((index, work(ranks[index]), None))
+        except BaseException as error:
+            done.put((index, None, error))
+
+    for index in range(len(ranks)):
+        threading.Thread(target=run, args=(index,), daemon=True).start()
+    results: dict[int, Any] = {}
+    while len(results) < len(ranks):
+        index, result, error = done.get()
+        if error is not None:
+            raise error
+        results[index] = result
+    return [results[index] for index in range(len(ranks))]
+
+
+def leave_groups(groups: Sequence[Group], timeout_s: float) -> bool:
+    """Leave all groups of this process at once; gives whether all were left in time."""
+    for group in groups:
+        group.leave()
+    until = time.monotonic() + timeout_s
+    return all(group.join(max(0.0, until - time.monotonic())) for group in groups)

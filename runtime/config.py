@@ -30,7 +30,11 @@ class RunConfig:
     """Keys every draw: initialisation, sample order, layouts, anchors."""
     devices: str = "auto"
     """Comma-separated, one worker thread each: ``cuda:0,cuda:1`` or ``cpu,cpu``. ``auto`` is
-    ``cuda:0`` where there is a GPU, else ``cpu``."""
+    ``cuda:0`` where there is a GPU, else ``cpu``; under torchrun a GPU for each of the host's
+    processes, which share a list out evenly."""
+    target_devices: str = ""
+    """Devices of frozen targets that compute features for the drafters, in threads of their own;
+    when empty each drafter's device computes its own."""
     threads: int = 0
     """CPU threads of one worker; 0 shares the cores equally."""
 

@@ -25,31 +25,50 @@ class Placement:
         return self.devices[0].type
 
 
-def place(names: str, *, dtype: str = "auto", threads: int = 0) -> Placement:
+def place(
+    names: str, *, dtype: str = "auto", threads: int = 0, share: tuple[int, int] = (0, 1)
+) -> Placement:
     """Turn ``auto`` or a comma-separated list of device names into a placement.
 
     Args:
         names: ``auto``, or names such as ``cuda:0,cuda:1`` or ``cpu,cpu``; all of one kind.
         dtype: ``float32``, ``bfloat16`` or ``auto``.
         threads: CPU threads of one worker; 0 shares the cores equally.
+        share: This process's number and the count of processes on this host. A list is shared out
+            evenly in that order; ``auto`` is one device for each.
 
     Raises:
-        ConfigError: A name is malformed, kinds are mixed, or a GPU is named twice.
+        ConfigError: A name is malformed, kinds are mixed, a GPU is named twice, or the list cannot
+            be shared out.
         DeviceUnavailableError: A GPU is asked for that is not there.
     """
+    number, count = share
     if names == "auto":
-        names = "cuda:0" if torch.cuda.is_available() else "cpu"
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        names = ",".join(f"{kind}:{index}" if kind == "cuda" else kind for index in range(count))
     devices = tuple(_parse(name.strip()) for name in names.split(","))
     kinds = {device.type for device in devices}
     if len(kinds) > 1:
         raise ConfigError("run.devices", names, "must be all GPUs or all CPUs")
     if kinds == {"cuda"}:
         _check_gpus(devices, names)
+    if len(devices) % count:
+        raise ConfigError(
+            "run.devices",
+            names,
+            f"must be a multiple of {count} devices, so that each of this host's {count} "
+            "processes gets as many",
+        )
     compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(
         dtype, torch.bfloat16 if kinds == {"cuda"} else torch.float32
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Placement(devices, compute, threads or max(1, (cores or 1) // len(devices)))
+    each = len(devices) // count
+    return Placement(
+        devices[number * each : (number + 1) * each],
+        compute,
+        threads or max(1, (cores or 1) // len(devices)),
+    )
 
 
 def enter_thread(device: torch.device, threads: int) -> None:

@@ -9,9 +9,11 @@ TrainingError                                                 exit 1
     DeviceUnavailableError (RuntimeError)                     exit 1
     BucketMissingError     (LookupError)                      exit 1
     CheckpointError        (ValueError)                       exit 1
+    ArtifactError          (ValueError)                       exit 1
     FrozenError            (RuntimeError)                     exit 1
     NonFiniteError         (ArithmeticError)                  exit 1
     WorkerError            (RuntimeError)                     exit 1
+    ReplicaMismatchError   (RuntimeError)                     exit 1
 """
 
 from collections.abc import Mapping
@@ -71,6 +73,10 @@ class CheckpointError(TrainingError, ValueError):
     """A checkpoint is missing, half written, damaged or of another run."""
 
 
+class ArtifactError(TrainingError, ValueError):
+    """Warm-up artifacts are missing, damaged, of another toolchain, or cannot be saved."""
+
+
 class FrozenError(TrainingError, RuntimeError):
     """Something compiled, traced, recorded or built a mask after freeze."""
 
@@ -81,3 +87,7 @@ class NonFiniteError(TrainingError, ArithmeticError):
 
 class WorkerError(TrainingError, RuntimeError):
     """A worker or feeder thread died; the first error is the cause."""
+
+
+class ReplicaMismatchError(TrainingError, RuntimeError):
+    """Replicas that must be equal bit for bit are not."""

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 
-from runtime.collectives import Group
+from runtime.collectives import Group, Pending
 from runtime.optimizer import FlatAdamW, Stage
 
 
@@ -25,7 +24,7 @@ class GradientExchange:
         self.group = group
         self.reducing = False
         """Off while warming up, when the other ranks do not step along."""
-        self._pending: list[Any] = []
+        self._pending: list[Pending] = []
         for stage in optimizer.stages:
             register_multi_grad_hook(stage.parameters, partial(self._finish_stage, stage))
 

@@ -45,7 +45,7 @@ def main(
         config = read_config(config_path, settings)
         run_folder = Path(config.run.folder)
         checkpoint = _choose_checkpoint(run_folder / "checkpoints", step)
-        folder = _export(checkpoint, Path(out) if out else run_folder / "drafter")
+        folder = export_checkpoint(checkpoint, Path(out) if out else run_folder / "drafter")
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "step": checkpoint.step}))
     else:
@@ -156,7 +156,12 @@ def load_published(
     return servable(drafter.to(device))
 
 
-def _export(checkpoint: "Checkpoint", folder: Path) -> Path:
+def export_checkpoint(checkpoint: "Checkpoint", folder: Path) -> Path:
+    """Write a checkpoint's drafter, as ``save_published`` does.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged.
+    """
     import torch
 
     from runtime.drafter import DrafterConfig

@@ -1,27 +1,28 @@
-"""Samples into host slots: one thread beside each worker, a step or two ahead of it."""
+"""Samples into input slots: one thread beside each worker, a step or two ahead of it."""
 
 import contextlib
-import queue
 import threading
+import time
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from runtime.anchors import LayoutChooser, draw_anchors
 from runtime.batches import NO_SAMPLE, Step, StepPlan
-from runtime.buffers import HostSlot
+from runtime.buffers import InputSlot
 from runtime.dataset import Dataset
-from runtime.errors import TrainingError
+from runtime.errors import SampleTooLongError
+from runtime.handoff import Lane
 from runtime.replica import Replica
-
-POLL_S = 0.2
 
 
 class Feeder(threading.Thread):
-    """Fills the host slots of one rank in the order of the plan.
+    """Fills the slots of one rank in the order of the plan, and sends them on a stream of its own.
 
     Args:
-        replica: Whose static inputs are filled.
+        replica: Whose inputs are filled.
+        lane: Where filled slots go.
         dataset: Samples.
         plan: All steps.
         choosers: Context -> layout chooser; empty when anchors come from the data.
@@ -33,57 +34,48 @@ class Feeder(threading.Thread):
         self,
         *,
         replica: Replica,
+        lane: Lane[tuple[Step, InputSlot]],
         dataset: Dataset,
         plan: StepPlan,
-        choosers: dict[int, LayoutChooser],
+        choosers: Mapping[int, LayoutChooser],
         seed: int,
         steps: tuple[int, int],
     ) -> None:
         super().__init__(name=f"feeder-{replica.group.rank}", daemon=True)
         self.replica = replica
+        self.lane = lane
         self.dataset = dataset
         self.plan = plan
         self.choosers = choosers
         self.seed = seed
         self.steps = steps
-        self._ready: queue.Queue[tuple[Step, HostSlot] | BaseException] = queue.Queue(maxsize=2)
-        self._stopping = threading.Event()
+        self.waited_s = 0.0
+        """Seconds without a slot to fill: the steps are the slower end."""
 
     def run(self) -> None:
-        """Fill slots until the last step, a stop, or an error, which the worker then raises."""
+        """Fill slots until the last step, a stop, or an error, which the receiver then raises."""
         try:
-            for number in range(*self.steps):
-                step = self.plan[number]
-                slot = self._free_slot(step)
-                if slot is None:
-                    return
-                slot.wait()
-                self.fill(slot.tensors, step)
-                if not self._offer((step, slot)):
-                    return
+            with _copy_stream(self.replica.device):
+                self._run()
         except BaseException as error:
-            self._offer(error)
+            self.lane.fail(error)
 
-    def get(self) -> tuple[Step, HostSlot]:
-        """Take the next filled slot.
-
-        Raises:
-            BaseException: What ended the feeder.
-        """
-        while True:
-            try:
-                item = self._ready.get(timeout=POLL_S)
-            except queue.Empty:
-                if self._stopping.is_set():
-                    raise TrainingError(f"{self.name} was stopped") from None
-                continue
-            if isinstance(item, BaseException):
-                raise item
-            return item
+    def _run(self) -> None:
+        for number in range(*self.steps):
+            step = self.plan[number]
+            began = time.monotonic()
+            slot = self.replica.free.get()
+            tensors = slot.open(self.replica.fields(step.context))
+            self.waited_s += time.monotonic() - began
+            self.fill(tensors, step)
+            slot.send()
+            if not self.lane.put((step, slot)):
+                return
 
     def stop(self) -> None:
         """Make the thread end soon."""
-        self._stopping.set()
+        self.replica.free.stop()
+        self.lane.stop()
 
     def fill(self, tensors: dict[str, Tensor], step: Step) -> None:
         """Write one rank's share of a step into host tensors."""
@@ -98,6 +90,11 @@ class Feeder(threading.Thread):
         sample = self.dataset.sample(index)
         length = len(sample.input_ids)
         loss_mask = sample.loss_mask
+        if length > tensors["input_ids"].shape[1]:
+            raise SampleTooLongError(
+                f"sample {index} has {length} tokens, and its bucket ctx{step.context} holds "
+                f"{step.context}: the data were changed since the run began; prepare them again"
+            )
         tensors["input_ids"][row, :length] = sample.input_ids
         tensors["loss_mask"][row, :length] = loss_mask
         if sample.features is not None and "features" in tensors:
@@ -112,16 +109,11 @@ class Feeder(threading.Thread):
             tensors["anchors"][row] = torch.from_numpy(anchors)
             tensors["n_valid"][row] = n_valid
 
-    def _free_slot(self, step: Step) -> HostSlot | None:
-        free = self.replica.draft_steps[step.context].inputs.free
-        while not self._stopping.is_set():
-            with contextlib.suppress(queue.Empty):
-                return free.get(timeout=POLL_S)
-        return None
 
-    def _offer(self, item: tuple[Step, HostSlot] | BaseException) -> bool:
-        while not self._stopping.is_set():
-            with contextlib.suppress(queue.Full):
-                self._ready.put(item, timeout=POLL_S)
-                return True
-        return False
+@contextlib.contextmanager
+def _copy_stream(device: torch.device) -> Iterator[None]:
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        yield

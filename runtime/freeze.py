@@ -13,17 +13,22 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._dynamo
 import torch.fx
-from torch.nn.attention import flex_attention as flex_module
 
 from maskgen import gate
 from runtime.errors import FrozenError
+from runtime.internals import (
+    CUDAGRAPH_RECORDING,
+    EAGER_ATTENTION,
+    MASK_BUILDER,
+    compiles_told,
+)
 
 COMPILE = "compile"
 FX_TRACE = "FX trace"
 GRAPH_RECORDING = "CUDA graph recording"
 MASK_BUILD = "host mask build"
+EAGER_FLEX = "flex_attention called without torch.compile"
 
 
 class FreezeGuard:
@@ -56,29 +61,26 @@ class FreezeGuard:
     @contextlib.contextmanager
     def active(self) -> Iterator["FreezeGuard"]:
         """Install the hooks, and remove them at the end."""
-        handler = torch._dynamo.callback.callback_handler
-
-        def on_compile(args: Any) -> None:
-            trigger = getattr(getattr(args, "callback_trigger", None), "name", "DYNAMO")
-            kind = GRAPH_RECORDING if trigger == "CUDAGRAPH_RECORDING" else COMPILE
-            self.trip(kind, f"{trigger}, compile id {getattr(args, 'compile_id', '?')}")
-
-        handler.register_start_callback(on_compile)
-        try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(gate.closed(lambda what: self.trip(MASK_BUILD, what)))
-                for owner, attribute, kind in (
-                    (torch.fx.Tracer, "trace", FX_TRACE),
-                    (torch.cuda.CUDAGraph, "capture_begin", GRAPH_RECORDING),
-                    (flex_module, "create_mask", MASK_BUILD),
-                ):
-                    guarded = self._guarded(kind, getattr(owner, attribute))
-                    stack.enter_context(mock.patch.object(owner, attribute, guarded))
-                self._frozen = True
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(compiles_told(self._on_compile))
+            stack.enter_context(gate.closed(lambda what: self.trip(MASK_BUILD, what)))
+            for (owner, attribute), kind in (
+                ((torch.fx.Tracer, "trace"), FX_TRACE),
+                ((torch.cuda.CUDAGraph, "capture_begin"), GRAPH_RECORDING),
+                (MASK_BUILDER, MASK_BUILD),
+                (EAGER_ATTENTION, EAGER_FLEX),
+            ):
+                guarded = self._guarded(kind, getattr(owner, attribute))
+                stack.enter_context(mock.patch.object(owner, attribute, guarded))
+            self._frozen = True
+            try:
                 yield self
-        finally:
-            self._frozen = False
-            handler.remove_start_callback(on_compile)
+            finally:
+                self._frozen = False
+
+    def _on_compile(self, trigger: str, compile_id: str) -> None:
+        kind = GRAPH_RECORDING if trigger == CUDAGRAPH_RECORDING else COMPILE
+        self.trip(kind, f"{trigger}, compile id {compile_id}")
 
     def _guarded(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

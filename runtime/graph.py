@@ -21,7 +21,7 @@ WARMUP_RUNS = 3
 
 
 class CaptureError(TrainingError, RuntimeError):
-    """A step could not be warmed up or captured."""
+    """A step could not be warmed up or captured, or ran out of memory."""
 
 
 class GraphPool:
@@ -132,15 +132,24 @@ class StaticStep:
         self._graph = graph
 
     def _failure(self, doing: str, error: Exception) -> CaptureError:
-        hint = f"; {self.memory_hint}" if isinstance(error, torch.OutOfMemoryError) else ""
+        hint = ""
+        if isinstance(error, torch.OutOfMemoryError):
+            hint = f"; {memory_left(self.pool.device)}{self.memory_hint}"
         return CaptureError(f"cannot {doing} {self.name}: {error}{hint}")
 
     def run(self) -> None:
-        """Replay the graph on the current stream, or run the function on the CPU."""
-        if self._graph is None:
-            self.fn()
-            return
-        self._graph.replay()
+        """Replay the graph on the current stream, or run the function on the CPU.
+
+        Raises:
+            CaptureError: The device is out of memory; the cause is chained.
+        """
+        try:
+            if self._graph is None:
+                self.fn()
+                return
+            self._graph.replay()
+        except torch.OutOfMemoryError as error:
+            raise self._failure("run", error) from error
         self.replays += 1
 
     def teardown(self) -> None:
@@ -148,3 +157,15 @@ class StaticStep:
         if self._graph is not None:
             self._graph.reset()
             self._graph = None
+
+
+def memory_left(device: torch.device) -> str:
+    """How much memory a GPU has, for an error of too little; empty for the CPU."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    return (
+        f"{device} has {total:,} bytes, of which this process has reserved {reserved:,} and "
+        f"{free:,} are free; "
+    )

@@ -196,13 +196,21 @@ class FlatAdamW:
     def state(self) -> dict[str, Tensor]:
         """Master weights and moments by parameter name, and the step count; views, not copies."""
         state: dict[str, Tensor] = {"step": self.steps}
-        flat = {"master": self.master}
-        for key in ("exp_avg", "exp_avg_sq"):
-            flat[key] = torch.cat([entry[key] for entry in self._adamw.state.values()])
+        entries = list(self._adamw.state.values())
+        matrices = len(entries[0]["exp_avg"])
         for place in self.places:
-            for key, tensor in flat.items():
-                state[f"{key}.{place.name}"] = self._view(tensor, place)
+            state[f"master.{place.name}"] = self._view(self.master, place)
+            group, first = (0, 0) if place.start < matrices else (1, matrices)
+            local = _Place(place.name, place.shape, place.start - first)
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[f"{key}.{place.name}"] = self._view(entries[group][key], local)
         return state
+
+    def flat_state(self) -> list[Tensor]:
+        """All that ``state`` views, whole: masters, moments and step counts."""
+        entries = self._adamw.state.values()
+        moments = [entry[key] for entry in entries for key in ("exp_avg", "exp_avg_sq", "step")]
+        return [self.master, *moments]
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take what ``state`` gave, from any device."""

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from maskgen.entry import MaskEntry
 from runtime.batches import Step
-from runtime.buffers import HostSlot
+from runtime.buffers import Field, InputSlot, input_slots
 from runtime.collectives import Group
-from runtime.compilation import objective_of
+from runtime.compilation import compiled_objective
 from runtime.config import TrainConfig
 from runtime.devices import Placement, enter_thread
 from runtime.drafter import Drafter, DrafterConfig
@@ -17,7 +17,7 @@ from runtime.exchange import GradientExchange
 from runtime.graph import GraphPool, StaticStep
 from runtime.masks import BucketMasks
 from runtime.optimizer import AdamWSettings, FlatAdamW
-from runtime.step import COUNTERS, DraftStep, FrozenTarget, Sums
+from runtime.step import COUNTERS, DraftStep, FrozenTarget, Sums, draft_objective
 
 MEMORY_HINT = "lower train.global_batch, the number of anchors, or the largest context in [masks]"
 
@@ -26,13 +26,13 @@ class Replica:
     """One device's share of a data-parallel run.
 
     Args:
-        group: The worker's collectives; its rank picks the device.
+        group: The worker's collectives; its index picks the device.
         placement: Devices, compute dtype, CPU threads.
         drafter_config: The network.
         target: Frozen parts, already on the device.
         entries: Context -> mask entry, of every bucket in use.
         train: Optimisation settings.
-        compilation: One of ``COMPILATIONS``; the better one for the device if left out.
+        num_slots: Input slots, see ``input_slots``.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Replica:
         target: FrozenTarget,
         entries: Mapping[int, MaskEntry],
         train: TrainConfig,
-        compilation: str | None = None,
+        num_slots: int = 2,
     ) -> None:
         self.group = group
-        self.device = placement.devices[group.rank]
+        self.device = placement.devices[group.index]
         self.threads = placement.threads
         self.train = train
         self.pool = GraphPool(self.device)
@@ -67,8 +67,9 @@ class Replica:
             # Autograd accumulates a leaf's gradient on the stream that was current when its
             # accumulator was made, and hooks make it: that stream must be the captured one.
             self.exchange = GradientExchange(self.optimizer, group)
-        default = "layer" if self.device.type == "cuda" else "none"
-        objective = objective_of(self.drafter, compilation or default)
+        objective = draft_objective
+        if self.device.type == "cuda":
+            objective = compiled_objective(self.drafter)
         batch = train.global_batch // group.size
         self.draft_steps = {
             context: DraftStep(
@@ -82,6 +83,8 @@ class Replica:
             )
             for context, entry in sorted(entries.items(), reverse=True)
         }
+        fields = (step.inputs.fields for step in self.draft_steps.values())
+        self.free = input_slots(fields, self.device, num_slots)
         self.steps = {
             context: StaticStep(
                 step, self.pool, f"ctx{context} on {self.device}", memory_hint=MEMORY_HINT
@@ -107,9 +110,13 @@ class Replica:
             self.totals.zero_()
         self.pool.synchronize()
 
-    def run(self, step: Step, slot: HostSlot) -> None:
+    def fields(self, context: int) -> Mapping[str, Field]:
+        """What a slot of this bucket carries."""
+        return self.draft_steps[context].inputs.fields
+
+    def run(self, step: Step, slot: InputSlot) -> None:
         """Enqueue one step on the current stream."""
-        self.draft_steps[step.context].inputs.copy_from(slot)
+        self.draft_steps[step.context].inputs.take(slot)
         self.steps[step.context].run()
 
     def load(self, state: Mapping[str, Tensor]) -> None:

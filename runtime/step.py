@@ -28,7 +28,11 @@ class FrozenTarget:
     feature_scale: Tensor
     """float32 ``[K]``, see ``Drafter.fuse``."""
     features: Callable[[Tensor], Tensor] | None
-    """Input ids ``[B, S]`` to features ``[B, S, K*H]``; None when they come with the samples."""
+    """Input ids ``[B, S]`` to features ``[B, S, K*H]`` in the step; None when they come with its
+    inputs."""
+    remote_dtype: torch.dtype | None = None
+    """Of features that a target on another device writes into the inputs; None when they come with
+    the samples, in bfloat16."""
 
 
 class Sums:
@@ -111,7 +115,8 @@ class DraftStep:
             fields["n_valid"] = Field((B,), torch.int32)
         if self.target.features is None:
             width = self.drafter.fc.in_features
-            fields["features"] = Field((B, S, width), torch.bfloat16)
+            remote = self.target.remote_dtype
+            fields["features"] = Field((B, S, width), remote or torch.bfloat16, remote is None)
         return fields
 
     def __call__(self) -> None:
@@ -219,6 +224,8 @@ def draft_objective(
     first = target.embed_weight[input_ids.gather(1, anchors.long())]
     blank = target.embed_weight[config.mask_token_id].expand(*first.shape[:2], size - 1, -1)
     x = torch.cat((first[:, :, None], blank), dim=2).flatten(1, 2)
+    # Nobody reads this gradient; with it the first layer is compiled in the form of all others.
+    x.requires_grad_()
     hidden = drafter(
         x,
         drafter.fuse(features, target.feature_scale),

@@ -72,8 +72,15 @@ class Target:
         return cls(model, tokenizer, name=str(name_or_path), digest=files.digest)
 
     def on(self, device: torch.device) -> "Target":
-        """A copy of this target on another device."""
-        model = copy.deepcopy(self.model).to(device)
+        """A twin for another thread, on this device or another.
+
+        On this device it shares the weights, but not the modules: ``features`` hooks into those.
+        """
+        shared: dict[int, Any] = {}
+        if device == self.device:
+            tensors = (*self.model.parameters(), *self.model.buffers())
+            shared = {id(tensor): tensor for tensor in tensors}
+        model = copy.deepcopy(self.model, shared).to(device)
         return Target(model, self.tokenizer, name=self.name, digest=self.digest)
 
     @property

@@ -7,58 +7,102 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from runtime.leaving import exiting_on_signals
 from runtime.options import config_options, reporting
 
 if TYPE_CHECKING:
+    from runtime.checkpoint import Checkpoint
     from runtime.config import Config
-    from runtime.dataset import Dataset
-    from runtime.devices import Placement
-    from runtime.step import FrozenTarget
-    from runtime.target import Target
+    from runtime.processes import Processes
+    from runtime.session import Session
     from runtime.trainer import RunResult
 
 
 @click.command()
 @config_options
 @click.option("--devices", help="Such as cpu,cpu or cuda:0,cuda:1; overrides run.devices.")
+@click.option(
+    "--target-devices",
+    help="Such as cuda:1: targets on devices of their own; overrides run.target_devices.",
+)
 @click.option("--anchors", type=click.Choice(["layouts", "data"]), help="Overrides train.anchors.")
 @click.option("--fresh", is_flag=True, help="Forget the run folder's checkpoints and start over.")
+@click.option(
+    "--save-artifacts", is_flag=True, help="Save what the warm-up compiled beside the masks."
+)
+@click.option(
+    "--trust-artifacts",
+    is_flag=True,
+    help="Load what --save-artifacts saved. It is code that runs as you: only for a cache whose "
+    "artifacts come from a machine that you trust.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the closing table as JSON.")
 def main(
     config_path: str,
     settings: tuple[str, ...],
     devices: str | None,
+    target_devices: str | None,
     anchors: str | None,
     fresh: bool,
+    save_artifacts: bool,
+    trust_artifacts: bool,
     as_json: bool,
 ) -> None:
     """Train a drafter: load, warm up, capture, freeze, run.
 
-    A run that was stopped goes on from its newest checkpoint.
+    A run that was stopped goes on from its newest checkpoint. Under torchrun the processes train
+    together, and the first writes the files.
     """
     overrides = [*settings]
     overrides += [f"run.devices={devices}"] if devices else []
+    overrides += [f"run.target_devices={target_devices}"] if target_devices else []
     overrides += [f"train.anchors={anchors}"] if anchors else []
-    with reporting():
+    with exiting_on_signals(), reporting():
         from runtime.config import read_config
 
         config = read_config(config_path, overrides)
-        with run_folder(config.run.folder):
-            result, rows = train(config, config_path, fresh=fresh)
-    if as_json:
+        from runtime.processes import join_processes
+
+        processes = join_processes()
+        held = run_folder(config.run.folder) if processes.leads else contextlib.nullcontext()
+        with processes.telling_failures(), held, _telling_memory():
+            result, rows = train(
+                config,
+                config_path,
+                fresh=fresh,
+                save_artifacts=save_artifacts,
+                trust_artifacts=trust_artifacts,
+                processes=processes,
+            )
+    if processes.leads and as_json:
         click.echo(json.dumps({**rows, "summary": result.summary}))
-    else:
+    elif processes.leads:
         click.echo(result.summary)
         click.echo("\n".join(f"{name:16} {value}" for name, value in rows.items()))
     if result.signal is not None:
         # As a shell reports a command that a signal ended, so that a script stops here.
         sys.exit(128 + result.signal)
+
+
+@contextlib.contextmanager
+def _telling_memory() -> Iterator[None]:
+    import torch
+
+    from runtime.errors import TrainingError
+    from runtime.replica import MEMORY_HINT
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"out of memory before or after the steps: {error}; {MEMORY_HINT}, use a smaller "
+            "target, or lower drafter.num_layers"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -88,7 +132,13 @@ def run_folder(name: str) -> Iterator[None]:
 
 
 def train(
-    config: "Config", config_path: str, *, fresh: bool = False
+    config: "Config",
+    config_path: str,
+    *,
+    fresh: bool = False,
+    save_artifacts: bool = False,
+    trust_artifacts: bool = False,
+    processes: "Processes | None" = None,
 ) -> tuple["RunResult", dict[str, Any]]:
     """Run the whole of a training command.
 
@@ -96,33 +146,70 @@ def train(
         config: The run file.
         config_path: Its path, named in errors.
         fresh: Delete the run folder's checkpoints first.
+        save_artifacts: Save what the warm-up compiled, see ``runtime.artifacts``.
+        trust_artifacts: Load it; it is code.
+        processes: All that train together; this one alone if left out.
 
     Returns:
         How the run ended, and the rows of the closing table.
     """
     import torch
 
-    from runtime.checkpoint import latest_state
+    import cache
+    from runtime.artifacts import WarmUp
+    from runtime.checkpoint import find_finished, latest_state
     from runtime.devices import enter_thread, place
     from runtime.export import save_published
     from runtime.initialise import drafter_config, initial_drafter
     from runtime.metrics import METRICS_FILE, read_metrics
     from runtime.picture import PICTURE_FILE, draw_metrics
+    from runtime.processes import single_process
     from runtime.session import open_session
     from runtime.target import Target
-    from runtime.trainer import Trainer
+    from runtime.targets import frozen_targets, remote_targets
+    from runtime.trainer import Trainer, nothing_run
 
-    placement = place(config.run.devices, dtype=config.target.dtype, threads=config.run.threads)
+    processes = processes or single_process()
+    say = _say if processes.leads else _say_nothing
+    share = (processes.local_rank, processes.local_size)
+    placement = place(
+        config.run.devices, dtype=config.target.dtype, threads=config.run.threads, share=share
+    )
     session = open_session(config, config_path)
     folder = Path(config.run.folder)
-    if fresh:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    found = latest_state(folder / "checkpoints", session.fingerprint, _say)
-    first_step, state = found or (0, None)
+    found, finished = None, None
+    if processes.leads:
+        if fresh:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        finished = find_finished(folder / "checkpoints", session.fingerprint, config.train.steps)
+        if finished is None:
+            found = latest_state(folder / "checkpoints", session.fingerprint, say)
+    first_step, state = found or (finished.step if finished else 0, None)
+    first_step = _agree_on_start(processes, first_step, session.fingerprint)
+    if first_step >= config.train.steps:
+        say(f"this run is finished: {first_step} steps; --fresh starts over")
+        if finished is not None:
+            _export_if_older(finished, folder)
+        processes.end()
+        result = nothing_run(first_step, placement)
+        return result, _closing_rows(config, session, result)
     enter_thread(placement.devices[0], placement.threads)
-    _say(f"loading target {config.target.model}")
+    apart = None
+    if config.run.target_devices:
+        apart = place(config.run.target_devices, dtype=config.target.dtype, share=share)
+    warm_up = WarmUp(
+        cache.open_store(config.cache),
+        session.mask_version,
+        (*placement.devices, *(apart.devices if apart else ())),
+        save=save_artifacts and processes.leads,
+        trust=trust_artifacts,
+        report=say,
+    )
+    say(f"loading target {config.target.model}")
     target = Target.load(
-        config.target.model, device=placement.devices[0], dtype=placement.compute_dtype
+        config.target.model,
+        device=(apart or placement).devices[0],
+        dtype=placement.compute_dtype,
     )
     layer_ids = target.default_layer_ids(config.target.num_features)
     session.dataset.check_target(target.digest, layer_ids)
@@ -132,36 +219,73 @@ def train(
         draft_block_size=session.draft_block_size,
         target_layer_ids=layer_ids,
     )
-    _write_run_file(folder, config, session.mask_version, session.fingerprint)
     weights = None
-    if state is None:
+    if processes.leads:
+        _write_run_file(folder, config, session.mask_version, session.fingerprint)
+    if processes.leads and state is None:
         weights = initial_drafter(target, session.dataset, config, network).state_dict()
     trainer = Trainer(
         config=config,
         placement=placement,
         drafter_config=network,
-        targets=frozen_targets(target, placement, session.dataset),
+        targets=frozen_targets(target, placement, session.dataset, remote=apart is not None),
+        remote_targets=remote_targets(target, apart, session.dataset) if apart else (),
         entries=session.entries,
         dataset=session.dataset,
         plan=session.plan,
         fingerprint=session.fingerprint,
-        report=_say,
+        report=say,
+        processes=processes,
     )
+    # What the steps need of it they hold; the rest need not stay on a GPU.
+    del target
     try:
         trainer.prepare()
+        warm_up.finish()
         trainer.start_from(weights=weights, state=state)
         if state is not None:
-            _say(f"resuming from step {first_step} of {config.train.steps}")
+            say(f"resuming from step {first_step} of {config.train.steps}")
         result = trainer.run(first_step)
-        scale = torch.tensor(session.dataset.feature_scale)
-        save_published(folder / "drafter", network, trainer.drafter_weights(), feature_scale=scale)
+        if processes.leads:
+            scale = torch.tensor(session.dataset.feature_scale)
+            weights = trainer.drafter_weights()
+            save_published(folder / "drafter", network, weights, feature_scale=scale)
+            draw_metrics(read_metrics(folder / METRICS_FILE), folder / PICTURE_FILE)
+        # A launcher ends all processes once one has left with an exit code other than 0.
+        processes.end()
     finally:
         trainer.teardown()
-    draw_metrics(read_metrics(folder / METRICS_FILE), folder / PICTURE_FILE)
+    return result, _closing_rows(config, session, result)
+
+
+def _export_if_older(checkpoint: "Checkpoint", folder: Path) -> None:
+    """What a run that was ended between its last step and its export still owes."""
+    from runtime.checkpoint import META_FILE
+    from runtime.export import CONFIG_FILE, export_checkpoint
+    from runtime.metrics import METRICS_FILE, read_metrics
+    from runtime.picture import PICTURE_FILE, draw_metrics
+
+    saved = (checkpoint.folder / META_FILE).stat().st_mtime
+
+    def older(path: Path) -> bool:
+        return not path.exists() or path.stat().st_mtime < saved
+
+    # The config is the last file of an export.
+    if older(folder / "drafter" / CONFIG_FILE):
+        export_checkpoint(checkpoint, folder / "drafter")
+    if older(folder / PICTURE_FILE):
+        draw_metrics(read_metrics(folder / METRICS_FILE), folder / PICTURE_FILE)
+
+
+def _closing_rows(config: "Config", session: "Session", result: "RunResult") -> dict[str, Any]:
+    from runtime.picture import PICTURE_FILE
+
+    folder = Path(config.run.folder)
     rows: dict[str, Any] = {
         "run folder": str(folder),
         "steps": f"{result.steps} of {config.train.steps}",
         "training time": f"{result.seconds:.0f} s",
+        **result.rates,
         "mask version": session.mask_version[:16],
         "anchors": config.train.anchors,
         "drafter": str(folder / "drafter"),
@@ -170,33 +294,22 @@ def train(
     if result.signal is not None:
         name = result.signal.name
         rows["stopped by"] = f"{name}; the same command goes on from step {result.steps}"
-    return result, rows
+    return rows
 
 
-def frozen_targets(
-    target: "Target", placement: "Placement", dataset: "Dataset"
-) -> list["FrozenTarget"]:
-    """The target's frozen parts on every device, its layers too where features come online."""
-    import torch
+def _agree_on_start(processes: "Processes", first_step: int, fingerprint: str) -> int:
+    """The step that process 0 begins with, if this process sees what that one sees."""
+    from runtime.errors import TrainingError
 
-    from runtime.step import FrozenTarget
-
-    scale = torch.tensor(dataset.feature_scale, dtype=torch.float32)
-    targets = []
-    for device in placement.devices:
-        local, features = target, None
-        if not dataset.has_features:
-            local = target if device == target.device else target.on(device)
-            features = partial(local.features, layer_ids=dataset.layer_ids)
-        targets.append(
-            FrozenTarget(
-                embed_weight=local.embed_weight.to(device),
-                head_weight=local.head_weight.to(device),
-                feature_scale=scale.to(device),
-                features=features,
-            )
+    mine = f"{first_step} {fingerprint}" if processes.leads else None
+    step, _, expected = processes.from_leader("start", mine).partition(" ")
+    if fingerprint != expected:
+        raise TrainingError(
+            f"process {processes.rank} has other settings, data or masks than process 0: "
+            f"fingerprint {fingerprint[:12]}, must be {expected[:12]}; give every host the same "
+            "run file, data folder and mask cache"
         )
-    return targets
+    return int(step)
 
 
 def _write_run_file(folder: Path, config: "Config", version: str, fingerprint: str) -> None:
@@ -216,6 +329,10 @@ def _write_run_file(folder: Path, config: "Config", version: str, fingerprint: s
 def _say(line: str) -> None:
     click.echo(line, err=True)
     sys.stderr.flush()
+
+
+def _say_nothing(line: str) -> None:
+    del line
 
 
 if __name__ == "__main__":

@@ -2,36 +2,42 @@
 
 import contextlib
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from torch import Tensor
 
 from maskgen.entry import MaskEntry
+from runtime.agreement import check_agreement
 from runtime.anchors import LayoutChooser
 from runtime.batches import Step, StepPlan
-from runtime.checkpoint import save_checkpoint
-from runtime.collectives import Group, make_groups
+from runtime.collectives import Group, leave_groups, make_groups, on_every_rank
 from runtime.compilation import size_recompile_limits
 from runtime.config import Config
+from runtime.crew import Crew
 from runtime.dataset import Dataset
-from runtime.devices import Placement
+from runtime.devices import Placement, enter_thread
 from runtime.drafter import DrafterConfig
-from runtime.errors import ConfigError, FrozenError, NonFiniteError, WorkerError
-from runtime.feeder import Feeder
+from runtime.errors import (
+    ConfigError,
+    FrozenError,
+    NonFiniteError,
+    WorkerError,
+)
 from runtime.freeze import FreezeGuard
-from runtime.metrics import METRICS_FILE, MetricsLog, interval_metrics
+from runtime.monitor import Monitor
+from runtime.processes import Processes, single_process
+from runtime.recorder import Recorder
 from runtime.replica import Replica
 from runtime.step import FrozenTarget
-from runtime.worker import Coordinator, Worker
+from runtime.stopping import stop_on_signals
+from runtime.target_worker import RemoteTarget, TargetReplica
+from runtime.worker import Coordinator
 
 JOIN_S = 10.0
-"""How long a stopped thread may take to end."""
+"""How long stopped threads may take to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,23 +50,33 @@ class RunResult:
     """The after-freeze line."""
     seconds: float
     """From freeze to the last step."""
+    rates: Mapping[str, str]
+    """For people: thread -> how fast it was and what it waited for."""
     signal: signal.Signals | None
     """What stopped it early, if anything did."""
 
 
+def nothing_run(steps: int, placement: Placement) -> RunResult:
+    """The result of a run that was finished before."""
+    summary = FreezeGuard().summary(0, 0, eager=placement.kind == "cpu")
+    return RunResult(steps=steps, summary=summary, seconds=0.0, rates={}, signal=None)
+
+
 class Trainer:
-    """Trains a drafter on one or more devices.
+    """Trains a drafter on one or more devices, in one process or several.
 
     Args:
         config: The run file.
-        placement: Devices.
+        placement: Devices of this process.
         drafter_config: The network.
         targets: Frozen target parts of each device.
+        remote_targets: Targets on devices of their own, which then compute all features.
         entries: Context -> mask entry, for every bucket in use.
         dataset: Training samples.
         plan: Which samples every step takes.
         fingerprint: Written into checkpoints.
         report: Takes a line for people about what is going on.
+        processes: All processes; this one alone if left out. The first writes all files.
     """
 
     def __init__(
@@ -70,13 +86,16 @@ class Trainer:
         placement: Placement,
         drafter_config: DrafterConfig,
         targets: list[FrozenTarget],
+        remote_targets: Sequence[RemoteTarget] = (),
         entries: Mapping[int, MaskEntry],
         dataset: Dataset,
         plan: StepPlan,
         fingerprint: str,
         report: Callable[[str], None],
+        processes: Processes | None = None,
     ) -> None:
-        size = len(placement.devices)
+        self.processes = processes or single_process()
+        size = len(placement.devices) * self.processes.size
         if config.train.global_batch % size:
             raise ConfigError(
                 "train.global_batch",
@@ -90,18 +109,24 @@ class Trainer:
         self.plan = plan
         self.fingerprint = fingerprint
         self.report = report
-        self.groups: list[Group] = make_groups(placement)
-        size_recompile_limits(len(entries), size)
+        self.groups: list[Group] = make_groups(placement, self.processes)
+        size_recompile_limits(len(entries), len(self.groups))
         self.replicas = [
             Replica(
                 group=group,
                 placement=placement,
                 drafter_config=drafter_config,
-                target=targets[group.rank],
+                target=targets[group.index],
                 entries=entries,
                 train=config.train,
+                num_slots=2 + -(-len(remote_targets) // len(self.groups)),
             )
             for group in self.groups
+        ]
+        rows = config.train.global_batch // self.groups[0].size
+        shapes = {context: (rows, context) for context in entries}
+        self.target_replicas = [
+            TargetReplica(target, shapes, placement.threads) for target in remote_targets
         ]
         self.choosers = {
             context: LayoutChooser(
@@ -112,13 +137,12 @@ class Trainer:
             for context, entry in entries.items()
             if entry.kind == "layouts"
         }
-        self._saved = -1
-        self._interval_began = 0.0
-        self._interval_tokens = 0
-        self._interval_first = 0
+        self._stuck = False
 
     def prepare(self) -> None:
         """Warm up and capture all buckets on all devices, one after another on this thread."""
+        for target in self.target_replicas:
+            target.prepare(self.report)
         for replica in self.replicas:
             replica.prepare(self.report)
 
@@ -128,16 +152,21 @@ class Trainer:
         weights: Mapping[str, Tensor] | None = None,
         state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Load first weights, or a checkpoint's state, into rank 0 and broadcast them."""
-        first = self.replicas[0]
-        if state is not None:
-            first.load(state)
-        elif weights is not None:
-            first.load_weights(weights)
-        if len(self.replicas) > 1:
-            loaded = first.state()
-            for replica in self.replicas[1:]:
-                replica.load(loaded)
+        """Load first weights, or a checkpoint's state, into rank 0 and broadcast them.
+
+        Every process must call it, after its warm-up; those without rank 0 need give nothing.
+        """
+        if self.processes.leads and state is not None:
+            self.replicas[0].load(state)
+        elif self.processes.leads and weights is not None:
+            self.replicas[0].load_weights(weights)
+        try:
+            on_every_rank(_share_state, self.replicas)
+        except BaseException:
+            # Of what was begun, nothing may be left that waits for a rank which is gone.
+            for group in self.groups:
+                group.leave()
+            raise
 
     def run(self, first_step: int = 0) -> RunResult:
         """Freeze and train up to ``train.steps``.
@@ -147,35 +176,38 @@ class Trainer:
             NonFiniteError: Too many steps in a row were not finite.
             WorkerError: A thread died of another cause, which is chained.
         """
-        last = self.config.train.steps
-        coordinator = Coordinator(last)
-        log = MetricsLog(self.folder / METRICS_FILE, first_step=first_step, total_steps=last)
-        feeders, workers = self._make_threads(coordinator, log, first_step)
+        coordinator = Coordinator(self.config.train.steps, first_step)
+        several = self.processes.size > 1
+        monitor = Monitor(self.processes, coordinator) if several else None
+        recorder = self._make_recorder(first_step) if self.processes.leads else None
+        crew = self._make_crew(coordinator, recorder, first_step)
         guard = FreezeGuard()
-        began = self._interval_began = time.monotonic()
-        self._interval_first = first_step
-        with guard.active(), _stop_on_signals(coordinator):
-            for thread in (*feeders, *workers):
-                thread.start()
-            try:
-                _watch(workers, coordinator)
-            except KeyboardInterrupt as interrupt:
-                coordinator.fail(interrupt)
-            for feeder in feeders:
-                feeder.stop()
-            if coordinator.failed.is_set():
-                for group in self.groups:
-                    group.shutdown()
-            for thread in (*workers, *feeders):
-                thread.join(JOIN_S)
-        seconds = time.monotonic() - began
-        finished = workers[0].finished
-        log.close()
-        # After a failure the other ranks' collectives were broken off, and what a replay made of
-        # half-reduced gradients is no state to resume from.
-        whole = coordinator.error is None or len(self.replicas) == 1
-        if whole and not workers[0].is_alive() and finished > max(self._saved, first_step):
-            self._save_last(finished, coordinator.error)
+        began = time.monotonic()
+        if recorder is not None:
+            recorder.start()
+        with stop_on_signals((monitor or coordinator).stop, interruptible=not several):
+            with guard.active():
+                crew.start()
+                if monitor is not None:
+                    monitor.start()
+                try:
+                    crew.watch()
+                except KeyboardInterrupt as interrupt:
+                    coordinator.fail(interrupt)
+                whole = crew.whole_worker()
+                crew.stop()
+                if coordinator.failed.is_set():
+                    self._break_off(coordinator)
+                self._stuck = not crew.join(JOIN_S)
+                if monitor is not None:
+                    monitor.end()
+            seconds = time.monotonic() - began
+            finished = (whole or crew.workers[0]).finished
+            if recorder is not None:
+                replica = None
+                if whole is not None and not whole.is_alive():
+                    replica = self.replicas[crew.workers.index(whole)]
+                recorder.end(replica, finished, coordinator.error)
         if coordinator.error is not None:
             _raise_first(coordinator.error, finished)
         if guard.counts:
@@ -184,87 +216,67 @@ class Trainer:
         eager = self.replicas[0].device.type == "cpu"
         summary = guard.summary(finished - first_step, replays, eager=eager)
         return RunResult(
-            steps=finished, summary=summary, seconds=seconds, signal=coordinator.signal
+            steps=finished,
+            summary=summary,
+            seconds=seconds,
+            rates=crew.rates(seconds),
+            signal=coordinator.signal,
         )
 
-    def _make_threads(
-        self, coordinator: Coordinator, log: MetricsLog, first_step: int
-    ) -> tuple[list[Feeder], list[Worker]]:
-        feeders, workers = [], []
-        for replica in self.replicas:
-            feeder = Feeder(
-                replica=replica,
-                dataset=self.dataset,
-                plan=self.plan,
-                choosers=self.choosers,
-                seed=self.config.run.seed,
-                steps=(first_step, self.config.train.steps),
-            )
-            rank = replica.group.rank
-            worker = Worker(
-                rank=rank,
-                stepper=replica,
-                source=feeder,
-                coordinator=coordinator,
-                first_step=first_step,
-                after_step=None if rank else lambda n, step: self._after_step(n, step, log),
-            )
-            feeders.append(feeder)
-            workers.append(worker)
-        return feeders, workers
+    def _break_off(self, coordinator: Coordinator) -> None:
+        """Tell the other processes of a failure, or learn which came first, and free all ranks."""
+        assert coordinator.error is not None
+        # The others must know the cause before they see collectives break; without the store they
+        # see just that.
+        with contextlib.suppress(RuntimeError):
+            coordinator.error = self.processes.fail(coordinator.error) or coordinator.error
+        for group in self.groups:
+            group.leave()
 
-    def _after_step(self, finished: int, step: Step, log: MetricsLog) -> None:
-        train = self.config.train
-        self._interval_tokens += sum(int(self.plan.lengths[s]) for s in step.samples if s >= 0)
-        if finished % train.log_every == 0 or finished == train.steps:
-            self._log(finished, log)
-        if finished % train.save_every == 0:
-            self.save(finished)
-
-    def _log(self, finished: int, log: MetricsLog) -> None:
-        replica = self.replicas[0]
-        totals = replica.read_totals()
-        now = time.monotonic()
-        row = interval_metrics(
-            totals,
-            step=finished,
-            lr=replica.lr(),
-            tokens=self._interval_tokens,
-            seconds=now - self._interval_began,
-            steps=finished - self._interval_first,
-        )
-        log.write(row)
-        self._interval_began, self._interval_tokens, self._interval_first = now, 0, finished
-        if totals["worst_skips_in_a_row"] >= self.config.train.max_skipped:
-            raise NonFiniteError(
-                f"{int(totals['worst_skips_in_a_row'])} steps in a row had a loss or gradient that "
-                f"was not finite (limit train.max_skipped = {self.config.train.max_skipped}), the "
-                f"last about step {finished}; the weights are those of the last finite step. Look "
-                "for NaN in the features, or lower train.lr"
-            )
-
-    def _save_last(self, finished: int, error: BaseException | None) -> None:
-        try:
-            self.save(finished)
-        except Exception as failure:
-            if error is None:
-                raise
-            self.report(f"could not save the last step: {failure}")
-
-    def save(self, finished: int) -> None:
-        """Write rank 0's state as the checkpoint of ``finished`` steps."""
-        save_checkpoint(
-            self.folder / "checkpoints",
-            self.replicas[0].state(),
-            step=finished,
-            fingerprint=self.fingerprint,
+    def _make_recorder(self, first_step: int) -> Recorder:
+        return Recorder(
+            folder=self.folder,
+            train=self.config.train,
+            plan=self.plan,
             drafter={
                 **self.drafter_config.to_published(),
                 "feature_scale": list(self.dataset.feature_scale),
             },
-            keep=self.config.train.keep,
+            fingerprint=self.fingerprint,
+            report=self.report,
+            first_step=first_step,
         )
-        self._saved = finished
+
+    def _make_crew(
+        self, coordinator: Coordinator, recorder: Recorder | None, first_step: int
+    ) -> Crew:
+        every = self.config.train.save_every
+
+        def after_step(replica: Replica, finished: int, step: Step) -> None:
+            writer = recorder if replica.group.rank == 0 else None
+            if writer is not None:
+                writer.after_step(replica, finished, step)
+            if finished % every == 0:
+                check_agreement(replica.optimizer.master, replica.group, finished)
+                if writer is not None:
+                    writer.save(replica, finished)
+
+        def at_end(replica: Replica, finished: int) -> None:
+            if finished > first_step and finished % every:
+                check_agreement(replica.optimizer.master, replica.group, finished)
+
+        return Crew(
+            replicas=self.replicas,
+            targets=self.target_replicas,
+            dataset=self.dataset,
+            plan=self.plan,
+            choosers=self.choosers,
+            seed=self.config.run.seed,
+            steps=(first_step, self.config.train.steps),
+            coordinator=coordinator,
+            after_step=after_step,
+            at_end=at_end,
+        )
 
     def drafter_weights(self) -> dict[str, Tensor]:
         """The trained fp32 weights by their published names, on the CPU."""
@@ -276,37 +288,27 @@ class Trainer:
         }
 
     def teardown(self) -> None:
-        """Free graphs and groups."""
+        """Free graphs and groups, unless a thread that did not end still uses them."""
+        if self._stuck:
+            return
+        for target in self.target_replicas:
+            target.teardown()
         for replica in self.replicas:
             replica.teardown()
-        with ThreadPoolExecutor(len(self.groups)) as pool:
-            list(pool.map(Group.shutdown, self.groups))
+        leave_groups(self.groups, JOIN_S)
 
 
-def _watch(workers: list[Worker], coordinator: Coordinator) -> None:
-    while any(worker.is_alive() for worker in workers):
-        if coordinator.failed.wait(0.2):
-            return
-
-
-@contextlib.contextmanager
-def _stop_on_signals(coordinator: Coordinator) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into a stop after the current step; a second Ctrl-C interrupts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        del frame
-        coordinator.stop(signal.Signals(signum))
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _share_state(replica: Replica) -> None:
+    """Take rank 0's state, each rank in a thread of its own, since all must take part."""
+    enter_thread(replica.device, replica.threads)
+    with replica.pool.activated():
+        for tensor in (*replica.optimizer.flat_state(), replica.totals):
+            replica.group.broadcast(tensor)
+        replica.optimizer.refresh()
+        # Also takes the memory that later checks need. Taken while another device waits in a
+        # collective, it might wait for that device, and neither would go on.
+        check_agreement(replica.optimizer.master, replica.group, 0)
+    replica.pool.synchronize()
 
 
 def _raise_first(error: BaseException, finished: int) -> None:

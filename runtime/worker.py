@@ -5,13 +5,14 @@ The functions here know nothing of what a step computes.
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from runtime.batches import Step
-from runtime.buffers import HostSlot
+from runtime.buffers import InputSlot
 from runtime.devices import enter_thread
 from runtime.graph import GraphPool
 
@@ -23,7 +24,7 @@ class Stepper(Protocol):
     threads: int
     pool: GraphPool
 
-    def run(self, step: Step, slot: HostSlot) -> None:
+    def run(self, step: Step, slot: InputSlot) -> None:
         """Enqueue the copies out of the slot and the step."""
         ...
 
@@ -31,8 +32,12 @@ class Stepper(Protocol):
 class Source(Protocol):
     """Where a worker takes its inputs from."""
 
-    def get(self) -> tuple[Step, HostSlot]:
+    def get(self) -> tuple[Step, InputSlot]:
         """Block until the next step's slot is filled."""
+        ...
+
+    def stop(self) -> None:
+        """End what waits here."""
         ...
 
 
@@ -40,41 +45,69 @@ class Coordinator:
     """Lets every rank take the same number of steps, whenever a stop is asked for.
 
     A stop fixes the last step as the furthest that any rank has begun; ranks behind it go on up to
-    there, so no rank waits for ever in a collective.
+    there, so no rank waits for ever in a collective. Where other processes take part, the gate is
+    closed until they have said how far they are.
     """
 
-    def __init__(self, last_step: int) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, last_step: int, first_step: int = 0) -> None:
+        # Re-entrant, since a signal may come while the main thread holds it.
+        self._changed = threading.Condition(threading.RLock())
         self._limit = last_step
-        self._begun = -1
-        self._stopping = False
+        self._begun = first_step - 1
+        self._open = True
         self.signal: signal.Signals | None = None
         self.error: BaseException | None = None
         self.failed = threading.Event()
 
     def may_begin(self, step: int) -> bool:
-        """Whether a rank may begin this step, counted from 0."""
-        with self._lock:
-            if step >= self._limit or self.failed.is_set():
+        """Whether a rank may begin this step, counted from 0; waits before a closed gate."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._open or step <= self._begun or self.failed.is_set()
+            )
+            if step >= self._limit:
                 return False
-            if step > self._begun:
-                if self._stopping:
-                    return False
-                self._begun = step
+            self._begun = max(self._begun, step)
             return True
 
     def stop(self, cause: signal.Signals) -> None:
-        """End the run after the step that the furthest rank is in."""
-        with self._lock:
-            self._stopping = True
+        """End the run after the step that the furthest rank of this process is in."""
+        with self._changed:
             self.signal = self.signal or cause
+            self.open_until(self.close() + 1)
 
-    def fail(self, error: BaseException) -> None:
-        """End the run now; the first error is kept."""
-        with self._lock:
+    @property
+    def is_open(self) -> bool:
+        """Whether ranks may begin steps that none has begun."""
+        return self._open
+
+    def close(self) -> int:
+        """Let no rank begin a step that none has begun; gives the furthest begun."""
+        with self._changed:
+            self._open = False
+            return self._begun
+
+    def open_until(self, limit: int) -> None:
+        """Let the ranks go on, and end before step ``limit``."""
+        with self._changed:
+            self._limit = min(self._limit, limit)
+            self._open = True
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException, finished: int = 0) -> None:
+        """End the run now; the first error is kept.
+
+        Args:
+            error: What ended a thread.
+            finished: Steps of the rank that failed. Ranks behind it go on up to there, so that
+                its state is that of a step which all have finished.
+        """
+        with self._changed:
             if self.error is None:
                 self.error = error
-        self.failed.set()
+                self._limit = min(self._limit, finished)
+            self.failed.set()
+            self._changed.notify_all()
 
 
 class Worker(threading.Thread):
@@ -87,6 +120,7 @@ class Worker(threading.Thread):
         coordinator: Shared by all workers.
         first_step: Where to begin.
         after_step: Called with (finished steps, step) in this thread; rank 0 logs and saves there.
+        at_end: Called with the finished steps in this thread, unless the run failed.
     """
 
     def __init__(
@@ -98,28 +132,39 @@ class Worker(threading.Thread):
         coordinator: Coordinator,
         first_step: int,
         after_step: Callable[[int, Step], None] | None = None,
+        at_end: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(name=f"worker-{rank} ({stepper.device})", daemon=True)
         self.stepper = stepper
         self.source = source
         self.coordinator = coordinator
         self.finished = first_step
+        self.error: BaseException | None = None
+        """What ended it, if an error did."""
+        self.host_s = 0.0
+        """Seconds spent on enqueuing steps: copies and replays."""
         self.after_step = after_step
+        self.at_end = at_end
 
     def run(self) -> None:
         """Step until the last step, a stop or an error."""
         try:
             self._run()
         except BaseException as error:
-            self.coordinator.fail(error)
+            self.error = error
+            self.coordinator.fail(error, self.finished)
 
     def _run(self) -> None:
         enter_thread(self.stepper.device, self.stepper.threads)
         with self.stepper.pool.activated():
             while self.coordinator.may_begin(self.finished):
                 step, slot = self.source.get()
+                began = time.perf_counter()
                 self.stepper.run(step, slot)
+                self.host_s += time.perf_counter() - began
                 self.finished += 1
                 if self.after_step is not None:
                     self.after_step(self.finished, step)
+            if self.at_end is not None and not self.coordinator.failed.is_set():
+                self.at_end(self.finished)
         self.stepper.pool.synchronize()

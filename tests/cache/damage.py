@@ -53,10 +53,16 @@ def outcome_of_store(store, truth) -> Outcome:
 
 
 def _version_outcome(store, wanted, truth) -> Outcome:
+    # A fresh store, since the first load of a version goes another way than the later ones.
+    fresh = Store(store.source, store.current, writable=False)
+    try:
+        together = fresh.load_all(wanted)
+    except CacheError:
+        together = None
     try:
         version = store.version(wanted)
     except CacheError:
-        return "refused"
+        return "refused" if together is None else "SILENT manifest"
     known = truth.get(version.id)
     if known is not None and list(known) != list(version.entries):
         return "SILENT other entries"
@@ -69,6 +75,10 @@ def _version_outcome(store, wanted, truth) -> Outcome:
             continue
         if known is not None and loaded != known[name]:
             return f"SILENT {name}"
+        if together is not None and loaded != values_of(together[name]):
+            return f"SILENT {name} among all"
+    if refused != (together is None):
+        return "SILENT one by one and all at once differ"
     # A version that nobody published held together by itself: `another` is judged by the caller.
     return "refused" if refused else "right" if known is not None else "another version"
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 
 import fsspec
@@ -104,6 +105,18 @@ def test_pack_wants_a_zip_and_room(store, tmp_path, monkeypatch):
     with pytest.raises(StoreWriteError, match="No space left"):
         cache.pack(store, tmp_path / "a.zip")
     assert [path.name for path in tmp_path.iterdir()] == ["m.zarr"]
+
+
+def test_unpack_of_a_damaged_zip_leaves_nothing(store, tmp_path):
+    cache.pack(store, tmp_path / "m.zip")
+    data = bytearray((tmp_path / "m.zip").read_bytes())
+    with zipfile.ZipFile(tmp_path / "m.zip") as archive:
+        (info,) = (i for i in archive.infolist() if i.filename.endswith("tables/c/0"))
+    data[info.header_offset + 30 + len(info.filename) + 20] ^= 1
+    (tmp_path / "m.zip").write_bytes(data)
+    with pytest.raises(DamagedEntryError, match=r"tables/c/0 is damaged.*Get the zip again"):
+        cache.unpack(tmp_path / "m.zip", tmp_path / "n.zarr")
+    assert list(tmp_path.glob("*n.zarr*")) == []
 
 
 def test_unpack_wants_a_zip(store, tmp_path):
@@ -293,7 +306,7 @@ def test_pull_into_a_full_disk_is_typed(store, tmp_path, url, monkeypatch):
     monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
     with pytest.raises(StoreWriteError, match="No space left"):
         cache.pull(url, tmp_path / "n.zarr")
-    assert not (tmp_path / "n.zarr").exists()
+    assert list(tmp_path.glob("*n.zarr*")) == []
 
 
 def test_a_store_that_cannot_list_says_so(store, url, memory, monkeypatch, tmp_path):

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import cache
-from cache import reader
+from cache import reader, sections
+from cache.digest import sha256_hex
 from cache.errors import (
     DamagedEntryError,
     EntryNotFoundError,
@@ -14,6 +15,7 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
+from cache.layout import manifest_of
 from tests.cache.samples import entries, entry, files_of, layouts, published, values_of
 
 
@@ -230,13 +232,13 @@ def test_an_equal_entry_is_copied_and_a_raised_revision_is_another(store):
 
 def test_one_load_is_shared_by_all_threads(store, monkeypatch):
     decoded = []
-    decode = reader.decode_chunk
+    decode = sections.decode_chunk
 
     def counting(data, length, file):
         decoded.append(file)
         return decode(data, length, file)
 
-    monkeypatch.setattr(reader, "decode_chunk", counting)
+    monkeypatch.setattr(sections, "decode_chunk", counting)
     fresh = cache.open_store(store.location)
     gate = threading.Barrier(8)
     found = []
@@ -274,6 +276,58 @@ def test_load_all_refuses_the_whole_when_one_entry_is_damaged(tmp_path):
     reading = reader.VersionReader(fresh.source, dataclasses.replace(version, entries=entries_))
     with pytest.raises(DamagedEntryError, match=f"of entry '{last}' is damaged"):
         reading.load_all()
+
+
+@pytest.mark.parametrize("helpers", [0, 1, 3])
+def test_load_all_names_the_first_damaged_entry_whatever_the_threads(
+    tmp_path, monkeypatch, helpers
+):
+    monkeypatch.setattr(reader, "_MAX_HELPERS", helpers)
+    store = published(tmp_path / "m.zarr", layouts(40))
+    fresh = cache.open_store(store.location)
+    version = fresh.version()
+    wrong = {
+        name: dataclasses.replace(version.entries[name], sha256="0" * 64)
+        for name in list(version.entries)[7::6]
+    }
+    entries_ = dict(version.entries) | wrong
+    for _ in range(5):
+        reading = reader.VersionReader(fresh.source, dataclasses.replace(version, entries=entries_))
+        with pytest.raises(DamagedEntryError, match=f"of entry '{next(iter(wrong))}' is damaged"):
+            reading.load_all()
+
+
+@pytest.mark.parametrize("section", ["spans", "tables"])
+@pytest.mark.parametrize("harm", ["missing", "short", "foreign"])
+def test_a_chunk_that_cannot_be_decoded_ahead_is_refused(tmp_path, section, harm):
+    store = published(tmp_path / "m.zarr", layouts(40))
+    chunks = tmp_path / "m.zarr" / store.current
+    chunk, other = (chunks / name / "c" / "0" for name in (section, "spans"))
+    if harm == "missing":
+        chunk.unlink()
+    elif harm == "short":
+        chunk.write_bytes(chunk.read_bytes()[:-9])
+    else:
+        data = other.read_bytes() if chunk != other else (chunks / "tables/c/0").read_bytes()
+        chunk.write_bytes(data)
+    with pytest.raises(DamagedEntryError, match=f"{section}/c/0") as caught:
+        cache.open_store(store.location).load_all()
+    assert caught.value.file == str(chunk)
+
+
+def test_nothing_is_decoded_before_the_counts_of_a_manifest_are_checked(tmp_path, monkeypatch):
+    store = published(tmp_path / "m.zarr")
+    sound = store.version().document
+    document = sound.replace(b'"sections":{"spans":72', b'"sections":{"spans":73')
+    manifest = manifest_of(document, "f")
+    assert manifest != manifest_of(sound, "f")
+    version_id = sha256_hex(manifest)
+    folder = tmp_path / "m.zarr" / version_id
+    (tmp_path / "m.zarr" / store.current).rename(folder)
+    (folder / "zarr.json").write_bytes(document)
+    monkeypatch.setattr(sections, "decode_chunk", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(DamagedEntryError, match="sections must be as long as their entries"):
+        cache.open_store(store.location).load_all(version_id)
 
 
 def test_a_folder_of_version_2_is_refused(store, tmp_path):

@@ -13,9 +13,34 @@ def store(tmp_path):
     return store
 
 
+@pytest.fixture
+def memory_url(request):
+    return f"memory://{request.node.name}/m.zarr"
+
+
 def test_a_sound_store_has_no_findings(store):
     assert store.verify() == []
     assert store.verify(store.current[:8]) == []
+
+
+def test_strangers_are_told_apart_from_damage(store, tmp_path):
+    root = tmp_path / "m.zarr"
+    (root / "notes.txt").write_bytes(b"hello")
+    (root / "other").mkdir()
+    (root / ("0" * 64)).mkdir()
+    wanted = [str(root / name) for name in ("0" * 64, "notes.txt", "other")]
+    assert cache.open_store(root).strangers() == wanted
+    assert cache.open_store(root).verify() == []
+    cache.pack(store, tmp_path / "m.zip")
+    assert cache.open_store(tmp_path / "m.zip").strangers() == []
+
+
+def test_strangers_behind_a_url(store, memory_url):
+    cache.push(store, memory_url)
+    far = cache.open_store(memory_url)
+    assert far.strangers() == []
+    far.source.filesystem.pipe_file(far.source.path("notes.txt"), b"hello")
+    assert cache.open_store(memory_url).strangers() == [f"{memory_url}/notes.txt"]
 
 
 def test_each_file_at_fault_is_named(store, tmp_path):
@@ -34,6 +59,7 @@ def test_each_file_at_fault_is_named(store, tmp_path):
         (second, str(root / second / "spans" / "c" / "1"), None),
     }
     assert all("Delete this version" in finding.message for finding in findings)
+    assert all(f"entry {f.entry!r}: " in f.message for f in findings if f.entry is not None)
     assert {f.version for f in cache.open_store(root).verify(first)} == {first}
 
 

@@ -44,3 +44,21 @@ def test_gpus_are_numbered_and_named_once(monkeypatch):
         place("cuda:2")
     with pytest.raises(ConfigError, match="must name each GPU once"):
         place("cuda:0,cuda")
+
+
+def test_a_list_is_shared_out_to_the_processes_of_a_host():
+    assert len(place("auto", share=(1, 2)).devices) == 1
+    assert len(place("cpu,cpu,cpu,cpu", share=(1, 2)).devices) == 2
+    assert place("cpu,cpu", share=(0, 2)).threads == place("cpu,cpu").threads
+    with pytest.raises(ConfigError, match=r"must be a multiple of 2 devices.* host's 2 processes"):
+        place("cpu,cpu,cpu", share=(0, 2))
+
+
+def test_processes_of_a_host_take_its_gpus_in_order(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert place("auto", share=(3, 4)).devices == (torch.device("cuda", 3),)
+    listed = "cuda:2,cuda:0,cuda:3,cuda:1"
+    assert place(listed, share=(1, 2)).devices == (torch.device("cuda", 3), torch.device("cuda", 1))
+    with pytest.raises(DeviceUnavailableError, match=r"asks for cuda:4, and there are 4 GPUs"):
+        place("auto", share=(0, 5))

@@ -4,11 +4,20 @@ import pytest
 import torch
 import torch._dynamo
 import torch.fx
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import maskgen
+from maskgen import gate
 from runtime.errors import FrozenError
-from runtime.freeze import COMPILE, FX_TRACE, MASK_BUILD, FreezeGuard
+from runtime.freeze import (
+    COMPILE,
+    EAGER_FLEX,
+    FX_TRACE,
+    GRAPH_RECORDING,
+    MASK_BUILD,
+    FreezeGuard,
+)
+from runtime.internals import EAGER_ATTENTION, MASK_BUILDER
 
 
 def causal(b, h, q_idx, kv_idx):
@@ -24,48 +33,140 @@ def compile_something():
     torch.compile(lambda x: x + 1, backend="eager", fullgraph=True)(torch.ones(3))
 
 
-PROVOCATIONS = [
-    (compile_something, COMPILE, "compile"),
-    (lambda: torch.fx.symbolic_trace(torch.nn.ReLU()), FX_TRACE, "trace was called"),
-    (lambda: create_block_mask(causal, None, None, 8, 8, device="cpu"), MASK_BUILD, "create_mask"),
-    (lambda: maskgen.compile_mask(spans()), MASK_BUILD, "compile_mask"),
-    (
+def attend():
+    x = torch.ones(1, 1, 8, 16)
+    return flex_attention(x, x, x)
+
+
+TABLES = maskgen.compile_mask(spans(), BLOCK_SIZE=16)
+PROVOCATIONS = {
+    "compile": (compile_something, COMPILE, "DYNAMO"),
+    "trace": (lambda: torch.fx.symbolic_trace(torch.nn.ReLU()), FX_TRACE, "trace was called"),
+    "create_block_mask": (
+        lambda: create_block_mask(causal, None, None, 8, 8, device="cpu"),
+        MASK_BUILD,
+        "create_mask",
+    ),
+    "compile_mask": (lambda: maskgen.compile_mask(spans()), MASK_BUILD, "compile_mask"),
+    "from_mask_mod": (
         lambda: maskgen.from_mask_mod(causal, Q_LEN=8, KV_LEN=8),
         MASK_BUILD,
         "from_mask_mod",
     ),
-]
+    "to_block_mask": (
+        lambda: maskgen.to_block_mask(TABLES, spans()),
+        MASK_BUILD,
+        "to_block_mask",
+    ),
+    "eager attention": (attend, EAGER_FLEX, "setup_compilation_env"),
+}
 
 
-@pytest.mark.parametrize(("provoke", "kind", "cause"), PROVOCATIONS)
-def test_whatever_comes_after_freeze_raises_and_is_counted(provoke, kind, cause):
+def hooks():
+    """All that the guard puts in place."""
+    return (
+        list(torch._dynamo.callback.callback_handler.start_callbacks),
+        gate._callbacks,
+        torch.fx.Tracer.trace,
+        torch.cuda.CUDAGraph.capture_begin,
+        *(getattr(*place) for place in (MASK_BUILDER, EAGER_ATTENTION)),
+    )
+
+
+def provoke_in_a_worker(provoke, guard):
+    """Run it in a thread of its own under the guard; gives what it raised."""
+    raised = []
+
+    def work():
+        try:
+            provoke()
+        except BaseException as error:
+            raised.append(error)
+
+    before = hooks()
+    with guard.active():
+        assert all(now != then for now, then in zip(hooks(), before, strict=True))
+        thread = threading.Thread(target=work, name="worker-7")
+        thread.start()
+        thread.join()
+    assert hooks() == before
+    (error,) = raised
+    return error
+
+
+def frozen_error(error):
+    """The guard's error, which torch may wrap."""
+    while not isinstance(error, FrozenError):
+        error = error.__cause__ or error.__context__
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    ("provoke", "kind", "cause"), PROVOCATIONS.values(), ids=PROVOCATIONS.keys()
+)
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_whatever_comes_after_freeze_raises_in_its_thread_and_is_counted(provoke, kind, cause):
     torch._dynamo.reset()
     guard = FreezeGuard()
-    with guard.active(), pytest.raises(Exception, match=f"{kind} after freeze.*{cause}") as caught:
-        provoke()
-    chain = [caught.value]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    assert any(isinstance(error, FrozenError) for error in chain) or "FrozenError" in str(chain[0])
+    message = frozen_error(provoke_in_a_worker(provoke, guard))
+    assert message.startswith(f"{kind} after freeze in thread 'worker-7': ")
+    assert cause in message
     assert guard.counts == {kind: 1}
     provoke()
 
 
-def test_the_error_names_the_thread():
+def test_a_backward_pass_that_was_not_warmed_up_is_a_compile():
+    torch._dynamo.reset()
+    x = torch.ones(3, requires_grad=True)
+    loss = torch.compile(lambda x: x.sin().sum(), backend="aot_eager", fullgraph=True)(x)
     guard = FreezeGuard()
-    caught = []
+    message = frozen_error(provoke_in_a_worker(loss.backward, guard))
+    assert "compile after freeze" in message
+    assert "LAZY_BACKWARD" in message
+    assert guard.counts == {COMPILE: 1}
 
-    def work():
-        try:
-            maskgen.compile_mask(spans())
-        except FrozenError as error:
-            caught.append(str(error))
 
+def test_attention_that_was_compiled_is_let_through():
+    torch._dynamo.reset()
+    x = torch.randn(1, 1, 8, 16)
+    compiled = torch.compile(flex_attention, backend="eager", fullgraph=True)
+    before = compiled(x, x, x)
+    guard = FreezeGuard()
     with guard.active():
-        thread = threading.Thread(target=work, name="worker-7")
-        thread.start()
-        thread.join()
-    assert "in thread 'worker-7'" in caught[0]
+        assert torch.equal(compiled(x, x, x), before)
+    assert guard.counts == {}
+
+
+@pytest.mark.gpu
+def test_a_graph_recorded_after_freeze_raises():
+    x = torch.zeros(4, device="cuda")
+
+    def record():
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x.add_(1)
+
+    record()
+    guard = FreezeGuard()
+    message = frozen_error(provoke_in_a_worker(record, guard))
+    assert message.startswith(f"{GRAPH_RECORDING} after freeze in thread 'worker-7': ")
+    assert guard.counts == {GRAPH_RECORDING: 1}
+    record()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+def test_compiled_attention_on_a_gpu_is_let_through_and_eager_is_not():
+    torch._dynamo.reset()
+    x = torch.randn(1, 1, 128, 64, device="cuda", requires_grad=True)
+    compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    compiled(x, x, x).sum().backward()
+    guard = FreezeGuard()
+    with guard.active():
+        compiled(x, x, x).sum().backward()
+        assert guard.counts == {}
+        with pytest.raises(FrozenError, match=EAGER_FLEX):
+            flex_attention(x, x, x)
+    assert guard.counts == {EAGER_FLEX: 1}
 
 
 def test_what_was_compiled_before_runs_on():

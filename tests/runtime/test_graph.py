@@ -80,7 +80,7 @@ def test_the_example_of_the_page_runs_and_attends_within_documents(tmp_path, mon
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     names = {}
     exec(compile(code, str(PAGE), "exec"), names)
-    x, out = names["slot"].tensors["x"], names["out"]
+    x, out = names["host"]["x"], names["out"]
     for start, end in ((0, 10), (10, 64)):
         document = x[:, :, start:end]
         alone = torch.nn.functional.scaled_dot_product_attention(

@@ -107,20 +107,27 @@ def first_drafter() -> Drafter:
     return random_start(drafter_config(), torch.Generator().manual_seed(3))
 
 
-def make_trainer(config):
-    placement = place(config.run.devices, dtype=config.target.dtype, threads=config.run.threads)
+def make_trainer(config, *, target=None, remote_targets=(), processes=None):
+    share = (processes.local_rank, processes.local_size) if processes else (0, 1)
+    placement = place(
+        config.run.devices, dtype=config.target.dtype, threads=config.run.threads, share=share
+    )
     enter_thread(placement.devices[0], placement.threads)
     session = open_session(config, "run.toml")
     return Trainer(
         config=config,
         placement=placement,
         drafter_config=drafter_config(),
-        targets=[frozen_target(device, placement.compute_dtype) for device in placement.devices],
+        targets=[
+            target or frozen_target(device, placement.compute_dtype) for device in placement.devices
+        ],
+        remote_targets=remote_targets,
         entries=session.entries,
         dataset=session.dataset,
         plan=session.plan,
         fingerprint=session.fingerprint,
         report=lambda line: None,
+        processes=processes,
     )
 
 

@@ -1,0 +1,256 @@
+"""Training steps as trainers write them: a mask and a length each step, attention compiled.
+
+Any device may run them, each in a thread or a process of its own; nothing is prebuilt.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from benchmarks.tally import Tally
+from benchmarks.workload import SIZES, Size, frozen_target
+from runtime.collectives import Group
+from runtime.config import TrainConfig
+from runtime.devices import Placement, enter_thread
+from runtime.drafter import Drafter
+from runtime.draws import raw_words
+from runtime.exchange import GradientExchange
+from runtime.internals import EAGER_ATTENTION
+from runtime.loss import block_targets
+from runtime.optimizer import FlatAdamW
+from runtime.replica import adamw_settings, backward_stages
+from runtime.step import draft_objective
+
+
+def length_of(size: Size, rank: int, step: int) -> int:
+    """Context tokens of one step, from half the smallest bucket to the largest."""
+    low, high = size.contexts[0] // 2, size.contexts[-1]
+    return low + int(raw_words(1, key=(7, rank), counter=(step, 0, 0))[0] % (high - low))
+
+
+class NaiveStep:
+    """One rank's eager training step with compiled attention."""
+
+    def __init__(self, size: Size, placement: Placement, rank: int) -> None:
+        self.size = size
+        self.device = placement.devices[rank]
+        self.target = frozen_target(size, placement, self.device)
+        self.drafter = Drafter(size.drafter_config()).to(self.device)
+        self.optimizer = FlatAdamW(
+            self.drafter,
+            adamw_settings(TrainConfig(steps=100_000, lr=1e-5)),
+            device=self.device,
+            dtype=placement.compute_dtype,
+            num_sums=0,
+            stages=backward_stages(self.drafter),
+        )
+        self.exchange = GradientExchange(self.optimizer, Group(None, 0, 1))
+        self.generator = torch.Generator(self.device).manual_seed(rank)
+        self.steps = torch.zeros((), device=self.device)
+
+    def run(
+        self, context: int, build: Callable[..., BlockMask], attend: Callable[..., Any]
+    ) -> None:
+        """Draw, mask, forward, backward, update, and wait for the device."""
+        size, device = self.size, self.device
+        count = min(size.anchors, context - 1)
+        ids = torch.randint(
+            size.vocab_size - 1, (1, context), generator=self.generator, device=device
+        )
+        drawn = torch.randperm(context - 1, generator=self.generator, device=device)[:count]
+        anchors = torch.zeros(1, size.anchors, dtype=torch.int32, device=device)
+        anchors[0, :count] = drawn.sort().values
+        n_valid = torch.full((1,), count, dtype=torch.int32, device=device)
+        block = size.draft_block_size
+        Q_LEN = size.anchors * block
+
+        def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            j = q // block
+            seen = (kv < context) & (kv < anchors[b, j]) & (j < n_valid[b])
+            return seen | ((kv >= context) & ((kv - context) // block == j))
+
+        mask = build(mask_mod, 1, None, Q_LEN, context + Q_LEN, device=device)
+        targets = block_targets(
+            ids,
+            torch.ones_like(ids, dtype=torch.bool),
+            anchors,
+            n_valid,
+            draft_block_size=block,
+            gamma=4.0,
+        )
+        assert self.target.features is not None
+        result = draft_objective(
+            self.drafter,
+            self.target,
+            ids,
+            self.target.features(ids),
+            anchors,
+            targets.labels,
+            targets.weights,
+            lambda q, k, v: attend(q, k, v, block_mask=mask, enable_gqa=True),
+        )
+        self.exchange.backward(result.loss)
+        with torch.no_grad():
+            self.optimizer.step(targets.weights.sum(), self.steps)
+            self.steps.add_(1)
+        torch.cuda.current_stream(device).synchronize()
+
+
+class Turns:
+    """A lock around building and compiling: steps of a length that was not seen before."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+        self.seen: set[int] = set()
+
+    @contextlib.contextmanager
+    def taken(self, context: int, tally: Tally) -> Iterator[None]:
+        """Hold the lock during a step of a new length."""
+        if self.lock is None or context in self.seen:
+            yield
+            return
+        began = time.monotonic()
+        with self.lock:
+            tally.waited_s += time.monotonic() - began
+            yield
+            self.seen.add(context)
+
+
+def run_rank(
+    size: Size,
+    placement: Placement,
+    rank: int,
+    seconds: float,
+    tally: Tally,
+    *,
+    build: Callable[..., BlockMask],
+    barrier: Any,
+    lock: Any = None,
+    patched: bool = False,
+) -> None:
+    """Step for some seconds; a step that raises is counted and the next one tried.
+
+    Args:
+        size: Model and data.
+        placement: All devices.
+        rank: Which of them.
+        seconds: No step begins later.
+        tally: Filled in.
+        build: ``create_block_mask`` or a compiled form of it.
+        barrier: Where all ranks meet before the first step.
+        lock: Held around steps of new lengths.
+        patched: Whether Dynamo's tracing check is switched off.
+    """
+    enter_thread(placement.devices[rank], placement.threads)
+    # In this thread: from torch 2.12 on Dynamo's settings belong to the thread.
+    torch._dynamo.config.error_on_nested_fx_trace = not patched
+    step, turns = NaiveStep(size, placement, rank), Turns(lock)
+    attend = torch.compile(flex_attention)
+    barrier.wait()
+    tally.start()
+    number = 0
+    while tally.passed() < seconds:
+        context = length_of(size, rank, number)
+        number += 1
+        try:
+            with turns.taken(context, tally):
+                step.run(context, build, attend)
+            tally.count(context)
+        except Exception as error:
+            tally.crash(error)
+            traceback.clear_frames(error.__traceback__)
+    tally.finish()
+
+
+def run_threads(
+    size: Size, placement: Placement, seconds: float, *, locked: bool, patched: bool
+) -> list[Tally]:
+    """A thread per device, as variants a, b and c have them."""
+    torch._dynamo.reset()
+    # Dynamo's own limit, which the variant before may have raised.
+    torch._dynamo.config.recompile_limit = 8
+    tallies = [Tally() for _ in placement.devices]
+    options = {
+        "build": torch.compile(create_block_mask),
+        "barrier": threading.Barrier(len(tallies)),
+        "lock": threading.Lock() if locked else None,
+        "patched": patched,
+    }
+    threads = [
+        threading.Thread(
+            target=run_rank, args=(size, placement, rank, seconds, tally), kwargs=options
+        )
+        for rank, tally in enumerate(tallies)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch._dynamo.config.error_on_nested_fx_trace = True
+    return tallies
+
+
+def _process(
+    name: str, placement: Placement, rank: int, seconds: float, barrier: Any, answer: Any
+) -> None:
+    tally = Tally()
+    run_rank(SIZES[name], placement, rank, seconds, tally, build=create_block_mask, barrier=barrier)
+    answer.put((rank, tally))
+
+
+def run_processes(name: str, placement: Placement, seconds: float) -> list[Tally]:
+    """A process per device, masks built eagerly: the usual way, variant u."""
+    context = multiprocessing.get_context("spawn")
+    barrier, answer = context.Barrier(len(placement.devices)), context.Queue()
+    processes = [
+        context.Process(target=_process, args=(name, placement, rank, seconds, barrier, answer))
+        for rank in range(len(placement.devices))
+    ]
+    for process in processes:
+        process.start()
+    found = dict(answer.get(timeout=seconds + 120) for _ in processes)
+    for process in processes:
+        process.join()
+    return [found[rank] for rank in sorted(found)]
+
+
+class DynamoLog(logging.Handler):
+    """Counts what Dynamo says about limits that it hit, and calls of uncompiled attention."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.limits = 0
+        self.eager_calls = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one record."""
+        self.limits += "recompile_limit" in record.getMessage()
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count while this is open."""
+        owner, name = EAGER_ATTENTION
+        eager = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.eager_calls += 1
+            return eager(*args, **kwargs)
+
+        logger = logging.getLogger("torch._dynamo")
+        logger.addHandler(self)
+        try:
+            with mock.patch.object(owner, name, counted):
+                yield
+        finally:
+            logger.removeHandler(self)

@@ -1,0 +1,162 @@
+"""The threads of one process's run: feeders, targets and workers, and the lanes between them."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from runtime.anchors import LayoutChooser
+from runtime.batches import Step, StepPlan
+from runtime.buffers import InputSlot
+from runtime.dataset import Dataset
+from runtime.errors import ReplicaMismatchError
+from runtime.feeder import Feeder
+from runtime.handoff import Handoff, Lane
+from runtime.replica import Replica
+from runtime.target_worker import TargetReplica, TargetWorker
+from runtime.worker import Coordinator, Worker
+
+InputLane = Lane[tuple[Step, InputSlot]]
+
+CATCH_UP_S = 3.0
+"""How long ranks behind one that failed may take up to its step."""
+
+
+class Crew:
+    """All threads of a run in this process.
+
+    Args:
+        replicas: One worker and one feeder each.
+        targets: One target thread each; without any, feeders hand straight to workers.
+        dataset: Samples.
+        plan: All steps.
+        choosers: Context -> layout chooser; empty when anchors come from the data.
+        seed: Keys the draws.
+        steps: First and last step, the last not included.
+        coordinator: Keeps the workers in step.
+        after_step: Called by each worker with (replica, finished steps, step).
+        at_end: Called by each worker with (replica, finished steps), unless the run failed.
+    """
+
+    def __init__(
+        self,
+        *,
+        replicas: Sequence[Replica],
+        targets: Sequence[TargetReplica],
+        dataset: Dataset,
+        plan: StepPlan,
+        choosers: Mapping[int, LayoutChooser],
+        seed: int,
+        steps: tuple[int, int],
+        coordinator: Coordinator,
+        after_step: Callable[[Replica, int, Step], None],
+        at_end: Callable[[Replica, int], None],
+    ) -> None:
+        self.replicas = replicas
+        self.coordinator = coordinator
+        self.first_step = steps[0]
+        inlets = _lanes(len(replicas), len(targets))
+        outlets = _lanes(len(replicas), len(targets)) if targets else inlets
+        self.feeders = [
+            Feeder(
+                replica=replica,
+                lane=lane,
+                dataset=dataset,
+                plan=plan,
+                choosers=choosers,
+                seed=seed,
+                steps=steps,
+            )
+            for replica, lane in zip(replicas, inlets, strict=True)
+        ]
+        self.targets = [
+            TargetWorker(
+                index=index,
+                targets=len(targets),
+                replica=target,
+                inlets=inlets,
+                outlets=outlets,
+                steps=steps[1] - steps[0],
+            )
+            for index, target in enumerate(targets)
+        ]
+        self.workers = [
+            Worker(
+                rank=replica.group.rank,
+                stepper=replica,
+                source=lane,
+                coordinator=coordinator,
+                first_step=steps[0],
+                after_step=partial(after_step, replica),
+                at_end=partial(at_end, replica),
+            )
+            for replica, lane in zip(replicas, outlets, strict=True)
+        ]
+
+    def start(self) -> None:
+        """Start all threads."""
+        for thread in (*self.feeders, *self.targets, *self.workers):
+            thread.start()
+
+    def watch(self) -> None:
+        """Wait until all workers have ended or something failed."""
+        while any(worker.is_alive() for worker in self.workers):
+            if self.coordinator.failed.wait(0.2):
+                return
+
+    def whole_worker(self) -> Worker | None:
+        """Whose replica will hold the state of the last finished step, if one surely does.
+
+        After a failure it is that of the rank which failed. The others, ahead of it, are in
+        collectives that will be broken off, and what a replay makes of half-reduced gradients is
+        no state to resume from; those behind it are waited for.
+        """
+        workers, size = self.workers, self.replicas[0].group.size
+        error = self.coordinator.error
+        if error is None or size == 1:
+            return workers[0]
+        failed = next((worker for worker in workers if worker.error is error), None)
+        if failed is None or size > len(workers) or isinstance(error, ReplicaMismatchError):
+            return None
+        until = time.monotonic() + CATCH_UP_S
+        for worker in workers:
+            while worker.is_alive() and worker.finished < failed.finished:
+                if time.monotonic() > until:
+                    return None
+                time.sleep(0.01)
+        caught_up = all(worker.finished >= failed.finished for worker in workers)
+        return failed if caught_up else None
+
+    def stop(self) -> None:
+        """Wake whoever waits for another thread, and end it."""
+        for feeder in self.feeders:
+            feeder.stop()
+        for worker in self.workers:
+            worker.source.stop()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for all threads, for no longer than the time given; False if one still runs."""
+        threads = (*self.workers, *self.targets, *self.feeders)
+        until = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def rates(self, seconds: float) -> dict[str, str]:
+        """For people: thread -> how fast it was, and what it waited for in these seconds."""
+        rates = {}
+        for worker, feeder in zip(self.workers, self.feeders, strict=True):
+            host_ms = 1e3 * worker.host_s / max(worker.finished - self.first_step, 1)
+            rates[worker.name] = f"{host_ms:.2f} ms host time a step"
+            spare = feeder.waited_s / max(seconds, 1e-9)
+            rates[feeder.name] = f"waited {spare:.0%} of the time until its samples were taken"
+        for target in self.targets:
+            busy = max(target.seconds, 1e-9)
+            rates[target.name] = (
+                f"{target.served / busy:,.0f} samples/s, waited {target.starved_s / busy:.0%} of "
+                f"the time for samples, {target.blocked_s / busy:.0%} until they were taken"
+            )
+        return rates
+
+
+def _lanes(ranks: int, targets: int) -> list[InputLane]:
+    return [Lane([Handoff() for _ in range(max(1, targets))], rank, ranks) for rank in range(ranks)]

@@ -1,0 +1,204 @@
+"""The processes of one job, as torchrun starts them, and what they tell each other.
+
+All of it goes through one key-value store, and no call blocks for ever: whoever waits also hears
+of a failure elsewhere. Nothing here knows what the processes compute.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+from torch.distributed.rendezvous import rendezvous
+
+from runtime.errors import ConfigError, WorkerError
+
+VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+POLL_S = 0.2
+JOIN = timedelta(seconds=300)
+"""How long processes may take to start one after another."""
+GATHER_S = 900.0
+"""How long one process may load and warm up while others wait for it."""
+
+LEAVE_S = 10.0
+"""How long process 0 stays for others that are through."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of the job."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Among the processes of this host."""
+    local_size: int
+    store: Any
+    """A ``torch.distributed`` store that all share; one thread's client at a time, so what blocks
+    takes ``store.clone()``."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes files and reports."""
+        return self.rank == 0
+
+    def publish(self, name: str, value: str) -> None:
+        """Let the other processes see a value of this one."""
+        self.store.set(f"{name}/{self.rank}", value)
+
+    def published(self, name: str) -> list[str] | None:
+        """The values of all processes by rank, or None until all are there."""
+        keys = [f"{name}/{rank}" for rank in range(self.size)]
+        if not self._has(keys):
+            return None
+        return [self.store.get(key).decode() for key in keys]
+
+    def gather(self, name: str, value: str, *, limit_s: float = GATHER_S) -> list[str]:
+        """Publish a value and wait for those of all others.
+
+        Raises:
+            WorkerError: Another process failed, or one does not come within ``limit_s``.
+        """
+        self.publish(name, value)
+        keys = [f"{name}/{rank}" for rank in range(self.size)]
+        self._wait(keys, limit_s)
+        return [self.store.get(key).decode() for key in keys]
+
+    def put_first(self, key: str, value: str) -> str:
+        """Set a key unless another process already did; gives what it holds."""
+        found: bytes = self.store.compare_set(key, "", value)
+        return found.decode()
+
+    def peek(self, key: str) -> str | None:
+        """What a key holds, if anything."""
+        return self.store.get(key).decode() if self._has([key]) else None
+
+    def from_leader(self, key: str, value: str | None = None) -> str:
+        """What process 0 says: it gives ``value``, the others wait for it.
+
+        Raises:
+            WorkerError: As ``gather``.
+        """
+        if self.leads:
+            assert value is not None
+            self.store.set(key, value)
+            return value
+        self._wait([key], GATHER_S)
+        found: bytes = self.store.get(key)
+        return found.decode()
+
+    def end(self) -> None:
+        """Wait until all processes are through; process 0, which may hold the store, leaves last.
+
+        Raises:
+            WorkerError: As ``gather``.
+        """
+        self.gather("ended", "")
+        self.publish("left", "")
+        if self.leads:
+            self._wait([f"left/{rank}" for rank in range(self.size)], LEAVE_S)
+
+    def _has(self, keys: Sequence[str]) -> bool:
+        try:
+            there: bool = self.store.check(list(keys))
+        except RuntimeError as error:
+            raise WorkerError(f"lost touch with the other processes: {error}") from error
+        return there
+
+    def _wait(self, keys: Sequence[str], limit_s: float) -> None:
+        began = time.monotonic()
+        while not self._has(keys):
+            failure = self.failure()
+            if failure is not None:
+                raise failure
+            if time.monotonic() - began > limit_s:
+                missing = [key for key in keys if not self._has([key])]
+                raise WorkerError(
+                    f"waited {limit_s:.0f} s for {', '.join(missing)} of another process; its own "
+                    "output says what it does"
+                )
+            time.sleep(POLL_S / 2)
+
+    def fail(self, error: BaseException) -> WorkerError | None:
+        """Tell the others that this process fails.
+
+        Returns:
+            None, or the failure of the process that failed before this one.
+        """
+        what = str(error) or type(error).__name__
+        first = self.put_first("failed", f"{self.rank}:{what}")
+        return self._failure(first)
+
+    def failure(self) -> WorkerError | None:
+        """What made another process fail, if one did."""
+        found = self.peek("failed")
+        return None if found is None else self._failure(found)
+
+    def _failure(self, record: str) -> WorkerError | None:
+        rank, _, what = record.partition(":")
+        return None if int(rank) == self.rank else WorkerError(f"process {rank} failed: {what}")
+
+    @contextlib.contextmanager
+    def telling_failures(self) -> Iterator[None]:
+        """Let the others know of whatever ends the block, so that none waits in vain."""
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):
+                self.fail(error)
+            raise
+
+
+def single_process() -> Processes:
+    """This process by itself."""
+    return Processes(0, 1, 0, 1, distributed.HashStore())  # type: ignore[attr-defined]
+
+
+def join_processes(environ: Mapping[str, str] = os.environ) -> Processes:
+    """Meet the other processes that torchrun started, or be alone without it.
+
+    Args:
+        environ: torchrun sets ``VARIABLES``; without RANK or WORLD_SIZE the process is alone.
+
+    Raises:
+        ConfigError: Some variables are missing, or one is no number.
+        WorkerError: The others cannot be reached.
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return single_process()
+    missing = [name for name in VARIABLES if name not in environ]
+    if missing:
+        raise ConfigError(
+            "environment",
+            ", ".join(missing),
+            f"must be set where RANK and WORLD_SIZE are; torchrun sets all of {VARIABLES}",
+        )
+    rank, size, local_rank, local_size = (_number(environ, name) for name in VARIABLES[:4])
+    try:
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=JOIN))
+    except RuntimeError as error:
+        where = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+        raise WorkerError(
+            f"process {rank} cannot meet the {size - 1} others at {where}: {error}"
+        ) from error
+    store.set_timeout(timedelta(seconds=60))
+    prefixed = distributed.PrefixStore("processes", store)  # type: ignore[attr-defined]
+    return Processes(rank, size, local_rank, local_size, prefixed)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError as error:
+        raise ConfigError(name, environ[name], "must be a number, as torchrun sets it") from error

@@ -1,0 +1,131 @@
+"""What a run leaves behind while it goes on: a row of metrics an interval, and checkpoints."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.batches import Step, StepPlan
+from runtime.checkpoint import save_checkpoint
+from runtime.config import TrainConfig
+from runtime.errors import NonFiniteError
+from runtime.metrics import METRICS_FILE, MetricsLog, interval_metrics
+from runtime.replica import Replica
+
+
+class Recorder:
+    """Writes for rank 0, in its thread.
+
+    Args:
+        folder: The run folder.
+        train: How often, and how many steps in all.
+        plan: Which samples every step takes.
+        drafter: What an export needs beside the weights.
+        fingerprint: What shaped the run.
+        report: Takes a line for people.
+        first_step: Where this run begins.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        train: TrainConfig,
+        plan: StepPlan,
+        drafter: Mapping[str, Any],
+        fingerprint: str,
+        report: Callable[[str], None],
+        first_step: int,
+    ) -> None:
+        self.folder = folder
+        self.train = train
+        self.plan = plan
+        self.drafter = drafter
+        self.fingerprint = fingerprint
+        self.report = report
+        self._log = MetricsLog(
+            folder / METRICS_FILE, first_step=first_step, total_steps=train.steps
+        )
+        self._saved = first_step
+        self._interval_first = first_step
+        self._interval_tokens = 0
+        self._interval_began = time.monotonic()
+
+    def start(self) -> None:
+        """Begin the first interval."""
+        self._interval_began = time.monotonic()
+
+    def after_step(self, replica: Replica, finished: int, step: Step) -> None:
+        """Log at the end of an interval.
+
+        Raises:
+            NonFiniteError: Too many steps in a row were not finite.
+        """
+        self._interval_tokens += sum(int(self.plan.lengths[s]) for s in step.samples if s >= 0)
+        if finished % self.train.log_every == 0 or finished == self.train.steps:
+            self.log(replica, finished)
+
+    def log(self, replica: Replica, finished: int) -> None:
+        """Write the interval's row and begin the next.
+
+        Raises:
+            NonFiniteError: As ``after_step``.
+        """
+        totals = replica.read_totals()
+        now = time.monotonic()
+        row = interval_metrics(
+            totals,
+            step=finished,
+            lr=replica.lr(),
+            tokens=self._interval_tokens,
+            seconds=now - self._interval_began,
+            steps=finished - self._interval_first,
+        )
+        self._log.write(row)
+        self._interval_began, self._interval_tokens, self._interval_first = now, 0, finished
+        if totals["worst_skips_in_a_row"] >= self.train.max_skipped:
+            raise NonFiniteError(
+                f"{int(totals['worst_skips_in_a_row'])} steps in a row had a loss or gradient that "
+                f"was not finite (limit train.max_skipped = {self.train.max_skipped}), the last "
+                f"about step {finished}; the weights are those of the last finite step. Look for "
+                "NaN in the features, or lower train.lr"
+            )
+
+    def save(self, replica: Replica, finished: int) -> None:
+        """Write a replica's state as the checkpoint of ``finished`` steps.
+
+        Raises:
+            CheckpointError: The disk refuses.
+        """
+        save_checkpoint(
+            self.folder / "checkpoints",
+            replica.state(),
+            step=finished,
+            fingerprint=self.fingerprint,
+            drafter=self.drafter,
+            keep=self.train.keep,
+        )
+        self._saved = finished
+
+    def end(self, replica: Replica | None, finished: int, error: BaseException | None) -> None:
+        """Save the last step, log the interval that it broke off, and close the log.
+
+        Args:
+            replica: Which holds the state of ``finished`` steps, if any surely does.
+            finished: Steps.
+            error: What ended the run; a failure to save is then only reported.
+
+        Raises:
+            CheckpointError: The disk refuses.
+        """
+        try:
+            if replica is not None and finished > self._saved:
+                self.save(replica, finished)
+            if replica is not None and replica.group.rank == 0 and finished > self._interval_first:
+                self.log(replica, finished)
+        except Exception as failure:
+            if error is None:
+                raise
+            self.report(f"could not save the last step: {failure}")
+        finally:
+            self._log.close()

@@ -1,0 +1,61 @@
+"""The frozen target in a run: a part of each drafter's step, or on devices of its own."""
+
+from functools import partial
+
+import torch
+
+from runtime.dataset import Dataset
+from runtime.devices import Placement
+from runtime.errors import ConfigError
+from runtime.step import FrozenTarget
+from runtime.target import Target
+from runtime.target_worker import RemoteTarget
+
+
+def frozen_targets(
+    target: Target, placement: Placement, dataset: Dataset, *, remote: bool = False
+) -> list[FrozenTarget]:
+    """What the drafter's step needs of the target, on every device.
+
+    Args:
+        target: Loaded on some device.
+        placement: The drafters' devices.
+        dataset: Where it holds no features, the step computes them.
+        remote: Whether they come from targets on other devices instead.
+    """
+    scale = torch.tensor(dataset.feature_scale, dtype=torch.float32)
+    targets = []
+    for device in placement.devices:
+        local, features = target, None
+        if not dataset.has_features and not remote:
+            local = target.on(device)
+            features = partial(local.features, layer_ids=dataset.layer_ids)
+        targets.append(
+            FrozenTarget(
+                embed_weight=local.embed_weight.to(device),
+                head_weight=local.head_weight.to(device),
+                feature_scale=scale.to(device),
+                features=features,
+                remote_dtype=target.dtype if remote else None,
+            )
+        )
+    return targets
+
+
+def remote_targets(target: Target, placement: Placement, dataset: Dataset) -> list[RemoteTarget]:
+    """A target on every device of its own.
+
+    Raises:
+        ConfigError: The data hold features, so there is nothing for a target to compute.
+    """
+    if dataset.has_features:
+        raise ConfigError(
+            "run.target_devices",
+            ",".join(map(str, placement.devices)),
+            "must be empty where features are stored beside the samples; prepare the data with "
+            'data.features = "online"',
+        )
+    return [
+        RemoteTarget(device, partial(target.on(device).features, layer_ids=dataset.layer_ids))
+        for device in placement.devices
+    ]
