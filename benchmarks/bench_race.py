@@ -5,7 +5,7 @@
 a  naive: every thread builds each step's mask with a compiled ``create_block_mask`` and calls a
    compiled ``flex_attention``; lengths change from step to step. Crashes are counted.
 b  the tracing check patched away (``error_on_nested_fx_trace = False``).
-c  a lock around the steps of lengths that were not seen before, which build and compile.
+c  a lock around mask building (eager) and around each step for as long as steps still compile.
 d  this runtime: prebuilt masks, buckets, one captured graph a bucket, gradients summed.
 d1 the same on the first device alone.
 u  the usual way: one process per GPU, attention alone compiled, eager ``create_block_mask``.
@@ -19,9 +19,11 @@ of d to the line's own figure.
 import argparse
 import collections
 import dataclasses
+import faulthandler
 import gc
 import logging
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -139,7 +141,7 @@ def run_static(
     if coordinator.error is not None:
         raise coordinator.error
     for worker, tally in zip(workers, tallies, strict=True):
-        tally.host_ms = 1e3 * worker.host_s / worker.finished
+        tally.host_ms = 1e3 * statistics.median(worker.host_s)
     steps = sum(worker.finished for worker in workers)
     eager = placement.kind == "cpu"
     print(guard.summary(steps, sum(r.replays for r in replicas), eager=eager), flush=True)
@@ -210,9 +212,12 @@ def main() -> None:
     for mode in options.modes.split(","):
         began, graphs = time.monotonic(), counters["stats"]["unique_graphs"]
         log = DynamoLog()
+        # A variant that hangs says where, and ends the benchmark.
+        faulthandler.dump_traceback_later(6 * options.seconds, exit=True)
         with log.counting():
             seconds = options.static_seconds if mode in ("d", "d1") else options.seconds
             tallies = run(mode, options.size, placement, seconds, results)
+        faulthandler.cancel_dump_traceback_later()
         report(mode, size, tallies, best, results)
         if mode in ("a", "b", "c"):
             case = f"{size.name}, {len(tallies)} x {mode}"

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 import torch._dynamo
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from benchmarks.tally import Tally
@@ -108,23 +109,45 @@ class NaiveStep:
 
 
 class Turns:
-    """A lock around building and compiling: steps of a length that was not seen before."""
+    """A lock around mask building, and around whole steps for as long as these compile.
 
-    def __init__(self, lock: Any) -> None:
+    Args:
+        lock: Shared by all ranks, re-entrant; None for no lock at all.
+        tally: Told how long the rank stood before the lock.
+    """
+
+    def __init__(self, lock: Any, tally: Tally) -> None:
         self.lock = lock
-        self.seen: set[int] = set()
+        self.tally = tally
+        self._compiling = True
 
     @contextlib.contextmanager
-    def taken(self, context: int, tally: Tally) -> Iterator[None]:
-        """Hold the lock during a step of a new length."""
-        if self.lock is None or context in self.seen:
+    def taken(self) -> Iterator[None]:
+        """Hold the lock."""
+        if self.lock is None:
             yield
             return
         began = time.monotonic()
         with self.lock:
-            tally.waited_s += time.monotonic() - began
+            self.tally.waited_s += time.monotonic() - began
             yield
-            self.seen.add(context)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Hold the lock if the step before compiled something."""
+        with self.taken() if self._compiling else contextlib.nullcontext():
+            graphs = counters["stats"]["unique_graphs"]
+            yield
+            self._compiling = counters["stats"]["unique_graphs"] > graphs
+
+    def around(self, build: Callable[..., BlockMask]) -> Callable[..., BlockMask]:
+        """``build`` under the lock."""
+
+        def locked(*args: Any, **kwargs: Any) -> BlockMask:
+            with self.taken():
+                return build(*args, **kwargs)
+
+        return locked
 
 
 def run_rank(
@@ -149,13 +172,14 @@ def run_rank(
         tally: Filled in.
         build: ``create_block_mask`` or a compiled form of it.
         barrier: Where all ranks meet before the first step.
-        lock: Held around steps of new lengths.
+        lock: See ``Turns``.
         patched: Whether Dynamo's tracing check is switched off.
     """
     enter_thread(placement.devices[rank], placement.threads)
     # In this thread: from torch 2.12 on Dynamo's settings belong to the thread.
     torch._dynamo.config.error_on_nested_fx_trace = not patched
-    step, turns = NaiveStep(size, placement, rank), Turns(lock)
+    step, turns = NaiveStep(size, placement, rank), Turns(lock, tally)
+    build = turns.around(build)
     attend = torch.compile(flex_attention)
     barrier.wait()
     tally.start()
@@ -164,7 +188,7 @@ def run_rank(
         context = length_of(size, rank, number)
         number += 1
         try:
-            with turns.taken(context, tally):
+            with turns.step():
                 step.run(context, build, attend)
             tally.count(context)
         except Exception as error:
@@ -182,9 +206,9 @@ def run_threads(
     torch._dynamo.config.recompile_limit = 8
     tallies = [Tally() for _ in placement.devices]
     options = {
-        "build": torch.compile(create_block_mask),
+        "build": create_block_mask if locked else torch.compile(create_block_mask),
         "barrier": threading.Barrier(len(tallies)),
-        "lock": threading.Lock() if locked else None,
+        "lock": threading.RLock() if locked else None,
         "patched": patched,
     }
     threads = [

@@ -1,5 +1,6 @@
 """The threads of one process's run: feeders, targets and workers, and the lanes between them."""
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -53,7 +54,6 @@ class Crew:
     ) -> None:
         self.replicas = replicas
         self.coordinator = coordinator
-        self.first_step = steps[0]
         inlets = _lanes(len(replicas), len(targets))
         outlets = _lanes(len(replicas), len(targets)) if targets else inlets
         self.feeders = [
@@ -145,7 +145,7 @@ class Crew:
         """For people: thread -> how fast it was, and what it waited for in these seconds."""
         rates = {}
         for worker, feeder in zip(self.workers, self.feeders, strict=True):
-            host_ms = 1e3 * worker.host_s / max(worker.finished - self.first_step, 1)
+            host_ms = 1e3 * statistics.median(worker.host_s or [0.0])
             rates[worker.name] = f"{host_ms:.2f} ms host time a step"
             spare = feeder.waited_s / max(seconds, 1e-9)
             rates[feeder.name] = f"waited {spare:.0%} of the time until its samples were taken"

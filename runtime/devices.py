@@ -26,7 +26,12 @@ class Placement:
 
 
 def place(
-    names: str, *, dtype: str = "auto", threads: int = 0, share: tuple[int, int] = (0, 1)
+    names: str,
+    *,
+    dtype: str = "auto",
+    threads: int = 0,
+    share: tuple[int, int] = (0, 1),
+    field: str = "run.devices",
 ) -> Placement:
     """Turn ``auto`` or a comma-separated list of device names into a placement.
 
@@ -36,6 +41,7 @@ def place(
         threads: CPU threads of one worker; 0 shares the cores equally.
         share: This process's number and the count of processes on this host. A list is shared out
             evenly in that order; ``auto`` is one device for each.
+        field: Named in errors.
 
     Raises:
         ConfigError: A name is malformed, kinds are mixed, a GPU is named twice, or the list cannot
@@ -46,15 +52,15 @@ def place(
     if names == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         names = ",".join(f"{kind}:{index}" if kind == "cuda" else kind for index in range(count))
-    devices = tuple(_parse(name.strip()) for name in names.split(","))
+    devices = tuple(_parse(name.strip(), field) for name in names.split(","))
     kinds = {device.type for device in devices}
     if len(kinds) > 1:
-        raise ConfigError("run.devices", names, "must be all GPUs or all CPUs")
+        raise ConfigError(field, names, "must be all GPUs or all CPUs")
     if kinds == {"cuda"}:
-        _check_gpus(devices, names)
+        _check_gpus(devices, names, field)
     if len(devices) % count:
         raise ConfigError(
-            "run.devices",
+            field,
             names,
             f"must be a multiple of {count} devices, so that each of this host's {count} "
             "processes gets as many",
@@ -82,30 +88,30 @@ def enter_thread(device: torch.device, threads: int) -> None:
         torch.cuda.set_device(device)
 
 
-def _parse(name: str) -> torch.device:
+def _parse(name: str, field: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError("run.devices", name, "must be a device such as cpu or cuda:0") from error
+        raise ConfigError(field, name, "must be a device such as cpu or cuda:0") from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError("run.devices", name, "must be cpu or cuda:N")
+        raise ConfigError(field, name, "must be cpu or cuda:N")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", 0)
     return device
 
 
-def _check_gpus(devices: Sequence[torch.device], names: str) -> None:
+def _check_gpus(devices: Sequence[torch.device], names: str, field: str) -> None:
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not available:
         raise DeviceUnavailableError(
-            f"run.devices = {names!r} asks for a GPU, and PyTorch {torch.__version__} sees none; "
+            f"{field} = {names!r} asks for a GPU, and PyTorch {torch.__version__} sees none; "
             "use --devices cpu, or install a CUDA build of PyTorch and a driver"
         )
     for device in devices:
         if device.index >= available:
             raise DeviceUnavailableError(
-                f"run.devices = {names!r} asks for {device}, and there are {available} GPUs "
+                f"{field} = {names!r} asks for {device}, and there are {available} GPUs "
                 f"(cuda:0 to cuda:{available - 1})"
             )
     if len(set(devices)) < len(devices):
-        raise ConfigError("run.devices", names, "must name each GPU once")
+        raise ConfigError(field, names, "must name each GPU once")

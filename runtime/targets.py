@@ -4,12 +4,33 @@ from functools import partial
 
 import torch
 
+from runtime.config import Config
 from runtime.dataset import Dataset
-from runtime.devices import Placement
+from runtime.devices import Placement, place
 from runtime.errors import ConfigError
 from runtime.step import FrozenTarget
 from runtime.target import Target
 from runtime.target_worker import RemoteTarget
+
+
+def place_targets(config: Config, placement: Placement, share: tuple[int, int]) -> Placement | None:
+    """Devices of targets that have their own; None where each drafter's device computes its own.
+
+    Args:
+        config: The run file.
+        placement: The drafters' devices.
+        share: As in ``place``.
+
+    Raises:
+        ConfigError: The names are wrong, or of another kind than the drafters' devices.
+    """
+    names, field = config.run.target_devices, "run.target_devices"
+    if not names:
+        return None
+    apart = place(names, dtype=config.target.dtype, share=share, field=field)
+    if apart.kind != placement.kind:
+        raise ConfigError(field, names, f"must be of the kind of run.devices, {placement.kind}")
+    return apart
 
 
 def frozen_targets(

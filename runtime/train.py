@@ -1,9 +1,7 @@
 """``python -m runtime.train``: trains a drafter on prebuilt masks and exports it."""
 
 import contextlib
-import fcntl
 import json
-import platform
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,7 +14,6 @@ from runtime.leaving import exiting_on_signals
 from runtime.options import config_options, reporting
 
 if TYPE_CHECKING:
-    from runtime.checkpoint import Checkpoint
     from runtime.config import Config
     from runtime.processes import Processes
     from runtime.session import Session
@@ -67,10 +64,11 @@ def main(
 
         config = read_config(config_path, overrides)
         from runtime.processes import join_processes
+        from runtime.run_folder import held
 
         processes = join_processes()
-        held = run_folder(config.run.folder) if processes.leads else contextlib.nullcontext()
-        with processes.telling_failures(), held, _telling_memory():
+        folder = held(config.run.folder) if processes.leads else contextlib.nullcontext()
+        with processes.telling_failures(), folder, _telling_memory():
             result, rows = train(
                 config,
                 config_path,
@@ -105,32 +103,6 @@ def _telling_memory() -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def run_folder(name: str) -> Iterator[None]:
-    """Make the run folder and hold it for this process alone.
-
-    Raises:
-        ConfigError: It is no folder, or cannot be made.
-        TrainingError: Another process trains there.
-    """
-    from runtime.errors import ConfigError, TrainingError
-
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError("run.folder", name, f"must be a writable folder ({error})") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise TrainingError(
-                f"another process trains in {name}; wait for it, or use another run.folder"
-            ) from error
-        yield
-
-
 def train(
     config: "Config",
     config_path: str,
@@ -161,12 +133,11 @@ def train(
     from runtime.devices import enter_thread, place
     from runtime.export import save_published
     from runtime.initialise import drafter_config, initial_drafter
-    from runtime.metrics import METRICS_FILE, read_metrics
-    from runtime.picture import PICTURE_FILE, draw_metrics
     from runtime.processes import single_process
+    from runtime.run_folder import draw_run, export_if_older, write_run_file
     from runtime.session import open_session
     from runtime.target import Target
-    from runtime.targets import frozen_targets, remote_targets
+    from runtime.targets import frozen_targets, place_targets, remote_targets
     from runtime.trainer import Trainer, nothing_run
 
     processes = processes or single_process()
@@ -189,14 +160,12 @@ def train(
     if first_step >= config.train.steps:
         say(f"this run is finished: {first_step} steps; --fresh starts over")
         if finished is not None:
-            _export_if_older(finished, folder)
+            export_if_older(finished, folder)
         processes.end()
         result = nothing_run(first_step, placement)
         return result, _closing_rows(config, session, result)
     enter_thread(placement.devices[0], placement.threads)
-    apart = None
-    if config.run.target_devices:
-        apart = place(config.run.target_devices, dtype=config.target.dtype, share=share)
+    apart = place_targets(config, placement, share)
     warm_up = WarmUp(
         cache.open_store(config.cache),
         session.mask_version,
@@ -221,7 +190,7 @@ def train(
     )
     weights = None
     if processes.leads:
-        _write_run_file(folder, config, session.mask_version, session.fingerprint)
+        write_run_file(folder, config, session.mask_version, session.fingerprint)
     if processes.leads and state is None:
         weights = initial_drafter(target, session.dataset, config, network).state_dict()
     trainer = Trainer(
@@ -250,31 +219,12 @@ def train(
             scale = torch.tensor(session.dataset.feature_scale)
             weights = trainer.drafter_weights()
             save_published(folder / "drafter", network, weights, feature_scale=scale)
-            draw_metrics(read_metrics(folder / METRICS_FILE), folder / PICTURE_FILE)
+            draw_run(folder)
         # A launcher ends all processes once one has left with an exit code other than 0.
         processes.end()
     finally:
         trainer.teardown()
     return result, _closing_rows(config, session, result)
-
-
-def _export_if_older(checkpoint: "Checkpoint", folder: Path) -> None:
-    """What a run that was ended between its last step and its export still owes."""
-    from runtime.checkpoint import META_FILE
-    from runtime.export import CONFIG_FILE, export_checkpoint
-    from runtime.metrics import METRICS_FILE, read_metrics
-    from runtime.picture import PICTURE_FILE, draw_metrics
-
-    saved = (checkpoint.folder / META_FILE).stat().st_mtime
-
-    def older(path: Path) -> bool:
-        return not path.exists() or path.stat().st_mtime < saved
-
-    # The config is the last file of an export.
-    if older(folder / "drafter" / CONFIG_FILE):
-        export_checkpoint(checkpoint, folder / "drafter")
-    if older(folder / PICTURE_FILE):
-        draw_metrics(read_metrics(folder / METRICS_FILE), folder / PICTURE_FILE)
 
 
 def _closing_rows(config: "Config", session: "Session", result: "RunResult") -> dict[str, Any]:
@@ -310,20 +260,6 @@ def _agree_on_start(processes: "Processes", first_step: int, fingerprint: str) -
             "run file, data folder and mask cache"
         )
     return int(step)
-
-
-def _write_run_file(folder: Path, config: "Config", version: str, fingerprint: str) -> None:
-    import torch
-
-    record = {
-        "config": config.as_dict(),
-        "mask_version": version,
-        "fingerprint": fingerprint,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    text = json.dumps(record, indent=1, default=str)
-    (folder / "run.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _say(line: str) -> None:

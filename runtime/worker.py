@@ -6,6 +6,7 @@ The functions here know nothing of what a step computes.
 import signal
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from typing import Protocol
 
@@ -141,8 +142,8 @@ class Worker(threading.Thread):
         self.finished = first_step
         self.error: BaseException | None = None
         """What ended it, if an error did."""
-        self.host_s = 0.0
-        """Seconds spent on enqueuing steps: copies and replays."""
+        self.host_s = array("d")
+        """Seconds spent on enqueuing each step: copies and replay."""
         self.after_step = after_step
         self.at_end = at_end
 
@@ -161,7 +162,7 @@ class Worker(threading.Thread):
                 step, slot = self.source.get()
                 began = time.perf_counter()
                 self.stepper.run(step, slot)
-                self.host_s += time.perf_counter() - began
+                self.host_s.append(time.perf_counter() - began)
                 self.finished += 1
                 if self.after_step is not None:
                     self.after_step(self.finished, step)

@@ -15,8 +15,8 @@ from runtime.checkpoint import find_checkpoints
 from runtime.evaluate import main as evaluate
 from runtime.metrics import read_metrics
 from runtime.prepare import main as prepare
+from runtime.run_folder import held
 from runtime.train import main as train
-from runtime.train import run_folder
 from tests.runtime.tiny_text import byte_target
 
 RUN_FILE = """
@@ -155,7 +155,7 @@ def test_errors_are_one_line_with_an_exit_code(root, trained, options, code, mes
 
 
 def test_a_second_process_in_the_run_folder_is_refused(root, trained):
-    with run_folder(str(root / "run")):
+    with held(str(root / "run")):
         result = call(train, root, code=1)
     assert "another process trains in" in result.stderr
 

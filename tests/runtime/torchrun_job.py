@@ -36,13 +36,14 @@ def torchrun(*command, limit_s=150.0, act=None):
         The launcher's exit code and what all wrote to the two streams.
     """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     launcher = subprocess.Popen(
         [*launch, *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )
     try:
         if act is not None:

@@ -1,0 +1,73 @@
+"""The folder of a run: one process at a time, what shaped the run, and what a run leaves there."""
+
+import contextlib
+import fcntl
+import json
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from runtime.checkpoint import META_FILE, Checkpoint
+from runtime.config import Config
+from runtime.errors import ConfigError, TrainingError
+from runtime.export import CONFIG_FILE, export_checkpoint
+from runtime.metrics import METRICS_FILE, read_metrics
+from runtime.picture import PICTURE_FILE, draw_metrics
+
+
+@contextlib.contextmanager
+def held(name: str) -> Iterator[None]:
+    """Make the run folder and hold it for this process alone.
+
+    Raises:
+        ConfigError: It is no folder, or cannot be made.
+        TrainingError: Another process trains there.
+    """
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError("run.folder", name, f"must be a writable folder ({error})") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TrainingError(
+                f"another process trains in {name}; wait for it, or use another run.folder"
+            ) from error
+        yield
+
+
+def write_run_file(folder: Path, config: Config, mask_version: str, fingerprint: str) -> None:
+    """Write ``run.json``: the settings, and what else shaped the run."""
+    record = {
+        "config": config.as_dict(),
+        "mask_version": mask_version,
+        "fingerprint": fingerprint,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    text = json.dumps(record, indent=1, default=str)
+    (folder / "run.json").write_text(text + "\n", encoding="utf-8")
+
+
+def draw_run(folder: Path) -> None:
+    """Draw the run's metrics."""
+    draw_metrics(read_metrics(folder / METRICS_FILE), folder / PICTURE_FILE)
+
+
+def export_if_older(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write what a run that was ended between its last step and its export still owes."""
+    saved = (checkpoint.folder / META_FILE).stat().st_mtime
+
+    def older(path: Path) -> bool:
+        return not path.exists() or path.stat().st_mtime < saved
+
+    # The config is the last file of an export.
+    if older(folder / "drafter" / CONFIG_FILE):
+        export_checkpoint(checkpoint, folder / "drafter")
+    if older(folder / PICTURE_FILE):
+        draw_run(folder)
