@@ -34,7 +34,7 @@ class Results:
             return
         new = not self.path.exists()
         with self.path.open("a", newline="") as file:
-            writer = csv.writer(file)
+            writer = csv.writer(file, lineterminator="\n")
             if new:
                 writer.writerow(COLUMNS)
             shown = "" if ratio is None else f"{ratio:.4g}"

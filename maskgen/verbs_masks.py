@@ -99,16 +99,25 @@ def build(
 def list_entries(
     location: str | None, config: str | None, version: str | None, as_json: bool
 ) -> None:
-    """List the entries of a version."""
+    """List the entries of a version.
+
+    An entry that another maskgen wrote and this one cannot read is named with the reason.
+    """
+    from maskgen.errors import MaskSpecError
     from maskgen.rows import entry_row
 
     chosen = open_cache(location, config).version(version)
-    rows = [entry_row(info) for info in chosen.entries.values()]
+    rows, entries = [], []
+    for info in chosen.entries.values():
+        try:
+            row = entry_row(info)
+        except MaskSpecError as error:
+            entries.append({"name": info.name, "sha256": info.sha256, "unreadable": str(error)})
+            click.echo(f"note: {error}; `maskgen build` replaces what its config names", err=True)
+            continue
+        rows.append(row)
+        entries.append({**asdict(row), "sha256": info.sha256})
     if as_json:
-        entries = [
-            {**asdict(row), "sha256": info.sha256}
-            for row, info in zip(rows, chosen.entries.values(), strict=True)
-        ]
         echo_json({"version": chosen.id, "entries": entries})
         return
     click.echo(_rows_table(rows, built=False))

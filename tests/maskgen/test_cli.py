@@ -197,6 +197,23 @@ def test_list(built, tmp_path):
     assert as_json("list", "--config", built, "--version", listing["version"][:8]) == listing
 
 
+def test_an_entry_of_an_unknown_family_does_not_hide_the_others(built, tmp_path):
+    store = cache.open_store(str(tmp_path / "masks.zarr"), writable=True)
+    known = store.load(NAMES[0])
+    newer = cache.EntryData("newer/one", {"family": "of_tomorrow"})
+    store.publish([cache.EntryData(known.name, known.spec, known.attrs), newer])
+    result = run("list", "--cache", tmp_path / "masks.zarr")
+    assert result.exit_code == 0, result.output
+    assert "newer/one" in result.stderr
+    assert known.name in result.stdout
+    (unreadable,) = [
+        entry
+        for entry in as_json("list", "--cache", tmp_path / "masks.zarr")["entries"]
+        if "unreadable" in entry
+    ]
+    assert unreadable["name"] == "newer/one"
+
+
 def test_the_default_cache_is_under_build(built, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "build/masks.zarr" in run("list").stderr
