@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 
@@ -106,6 +107,7 @@ class VersionReader:
         self._sections = sections or Sections(source, version.id, version.totals)
         self._entries: Flight[str, Entry] = Flight()
         self._documents_are_checked = documents_are_checked
+        self._checking = threading.Lock()
 
     def load(self, name: str) -> Entry:
         """Return an entry whose digest was checked when it was read.
@@ -158,10 +160,11 @@ class VersionReader:
             DamagedEntryError: One is missing or says something else than the manifest.
             StoreReadError: One cannot be read.
         """
-        if not self._documents_are_checked:
-            for section in SECTIONS:
-                self.check_document(section)
-            self._documents_are_checked = True
+        with self._checking:
+            if not self._documents_are_checked:
+                for section in SECTIONS:
+                    self.check_document(section)
+                self._documents_are_checked = True
 
     def check_document(self, section: str) -> None:
         """Check the document of one section's array.

@@ -215,8 +215,11 @@ def _strange(source: Source, names: Iterable[str]) -> list[str]:
 
 
 def without_password(url: str) -> str:
-    """Return a URL fit to be shown: ``sftp://user:***@host/path``."""
-    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", url)
+    """Return a URL fit to be shown: ``sftp://user:***@host/path``.
+
+    A password may hold ``@`` and ``/``, so everything up to the last ``@`` is taken for it.
+    """
+    return re.sub(r"(?<=://)([^/@:]*):.*@", r"\1:***@", url)
 
 
 def protocols(filesystem: Any) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 from maskgen.errors import MaskSpecError
@@ -18,9 +19,10 @@ def checked_int(where: str, value: Any, minimum: int = 1) -> int:
     Raises:
         MaskSpecError: It is not.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+    # Integral covers NumPy's integers, which lengths often are.
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
         raise MaskSpecError(where, value, f"must be an integer of at least {minimum}")
-    return value
+    return int(value)
 
 
 def checked_ints(where: str, value: Any, minimum: int) -> list[int]:

@@ -105,7 +105,7 @@ def from_mask_mod(
             checked_int(field, value)
     if (total := (B or 1) * (H or 1) * Q_LEN) > INT32_MAX:
         raise MaskSpecError("B * H * Q_LEN", total, "must be below 2**31, which int32 addresses")
-    device = torch.device(device)
+    Q_LEN, KV_LEN, device = int(Q_LEN), int(KV_LEN), torch.device(device)
     rows = budget_bytes // _BYTES_PER_CELL // KV_LEN
     if rows < 1:
         rule = f"one row of KV_LEN={KV_LEN} takes {_BYTES_PER_CELL * KV_LEN} bytes"
@@ -152,8 +152,12 @@ def _evaluate(
     except Exception as error:
         rule = f"must run under torch.vmap, but raised {type(error).__name__}: {error}"
         raise MaskSpecError("mask_mod", _name(mask_mod), rule) from error
-    if cells.dtype != torch.bool:
-        rule = f"must return booleans, not {cells.dtype}"
+    shape = (1, 1, rows, KV_LEN)
+    if not isinstance(cells, Tensor) or cells.dtype != torch.bool or cells.shape != shape:
+        found = type(cells).__name__
+        if isinstance(cells, Tensor):
+            found = f"{cells.dtype} of shape {tuple(cells.shape)} for cells of shape {shape}"
+        rule = f"must return one boolean a cell, not {found}"
         raise MaskSpecError("mask_mod", _name(mask_mod), rule)
     return cells[0, 0]
 

@@ -41,7 +41,6 @@ class InputSlot:
     def __init__(
         self, largest: Mapping[str, Field], device: torch.device, home: "Handoff[InputSlot]"
     ) -> None:
-        self.device = device
         self.host: dict[str, Tensor] = {}
         """What ``open`` gave to be filled."""
         self.staged: dict[str, Tensor] = {}
@@ -60,10 +59,9 @@ class InputSlot:
         }
         if not on_gpu:
             self._staged |= self._host
-        self._sent, self._written, self._taken = (
-            torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-            for _ in range(3)
-        )
+        self._sent = _event() if on_gpu else None
+        self._taken = _event() if on_gpu else None
+        self._written: torch.cuda.Event | None = None
 
     def open(self, fields: Mapping[str, Field]) -> dict[str, Tensor]:
         """Shape the slot for a bucket, once its last data have left host memory.
@@ -96,11 +94,13 @@ class InputSlot:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Enqueue a copy from a tensor of any device, on the current stream of that device."""
-        if self._written is None or self._taken is None:
+        if self._taken is None:
             self.staged[name].copy_(tensor)
             return
         self._taken.wait()
         self.staged[name].copy_(tensor, non_blocking=True)
+        # An event belongs to the device that records it first, and the next writer may be another.
+        self._written = _event()
         self._written.record(torch.cuda.current_stream(tensor.device))
 
     def wait(self) -> None:
@@ -124,7 +124,7 @@ def input_slots(
     Args:
         buckets: The fields of each.
         device: Where the steps run.
-        num_slots: 2, and one more for each further thread that a slot passes through.
+        num_slots: 2, and one more for each target that writes into a rank's slots.
 
     Returns:
         The free slots: ``get`` takes one, and ``InputSlot.release`` puts it back.
@@ -161,6 +161,10 @@ class StaticInputs:
         for name, tensor in self.tensors.items():
             tensor.copy_(slot.staged[name], non_blocking=True)
         slot.release()
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 def _shaped(flat: Tensor, field: Field) -> Tensor:

@@ -97,11 +97,16 @@ class Crew:
         for thread in (*self.feeders, *self.targets, *self.workers):
             thread.start()
 
-    def watch(self) -> None:
-        """Wait until all workers have ended or something failed."""
+    def watch(self, report: Callable[[str], None]) -> None:
+        """Wait until all workers have ended or something failed; tells of a stop once."""
+        told = False
         while any(worker.is_alive() for worker in self.workers):
             if self.coordinator.failed.wait(0.2):
                 return
+            if self.coordinator.signal is not None and not told:
+                told = True
+                name = self.coordinator.signal.name
+                report(f"{name}: stopping after the steps under way, which are saved")
 
     def whole_worker(self) -> Worker | None:
         """Whose replica will hold the state of the last finished step, if one surely does.
@@ -147,15 +152,18 @@ class Crew:
         for worker, feeder in zip(self.workers, self.feeders, strict=True):
             host_ms = 1e3 * statistics.median(worker.host_s or [0.0])
             rates[worker.name] = f"{host_ms:.2f} ms host time a step"
-            spare = feeder.waited_s / max(seconds, 1e-9)
-            rates[feeder.name] = f"waited {spare:.0%} of the time until its samples were taken"
+            rates[feeder.name] = f"waited {_share(feeder.waited_s, seconds)} of the run for room"
         for target in self.targets:
-            busy = max(target.seconds, 1e-9)
             rates[target.name] = (
-                f"{target.served / busy:,.0f} samples/s, waited {target.starved_s / busy:.0%} of "
-                f"the time for samples, {target.blocked_s / busy:.0%} until they were taken"
+                f"{target.served / max(target.seconds, 1e-9):,.0f} samples/s, waited "
+                f"{_share(target.starved_s, seconds)} of the run for samples and "
+                f"{_share(target.blocked_s, seconds)} for room"
             )
         return rates
+
+
+def _share(waited_s: float, seconds: float) -> str:
+    return f"{min(1.0, waited_s / max(seconds, 1e-9)):.0%}"
 
 
 def _lanes(ranks: int, targets: int) -> list[InputLane]:

@@ -105,7 +105,7 @@ def _check_gpus(devices: Sequence[torch.device], names: str, field: str) -> None
     if not available:
         raise DeviceUnavailableError(
             f"{field} = {names!r} asks for a GPU, and PyTorch {torch.__version__} sees none; "
-            "use --devices cpu, or install a CUDA build of PyTorch and a driver"
+            "name cpu, or install a CUDA build of PyTorch and a driver"
         )
     for device in devices:
         if device.index >= available:

@@ -1,4 +1,4 @@
-"""Samples into input slots: one thread beside each worker, a step or two ahead of it."""
+"""Samples into input slots: one thread beside each worker, as far ahead as there are slots."""
 
 import contextlib
 import threading
@@ -41,7 +41,7 @@ class Feeder(threading.Thread):
         seed: int,
         steps: tuple[int, int],
     ) -> None:
-        super().__init__(name=f"feeder-{replica.group.rank}", daemon=True)
+        super().__init__(name=f"feeder-{replica.group.rank} ({replica.device})", daemon=True)
         self.replica = replica
         self.lane = lane
         self.dataset = dataset

@@ -14,6 +14,7 @@ import maskgen
 from cache import Store
 from cache.errors import EntryNotFoundError
 from maskgen.entry import MaskEntry, load_entry
+from maskgen.errors import MaskSpecError
 from maskgen.mask_mod import spans_mask_mod
 from maskgen.spec import MaskSpec
 from maskgen.tables import TABLE_FIELDS, BlockTables
@@ -50,6 +51,11 @@ def load_bucket(store: Store, spec: MaskSpec, anchors: str, config: str) -> Mask
         )
     try:
         entry = load_entry(store, spec.name)
+    except MaskSpecError as error:
+        raise BucketMissingError(
+            f"mask {spec.name!r} in {store.location} was written by another maskgen ({error}); "
+            f"run: make masks CONFIG={config}"
+        ) from error
     except EntryNotFoundError as error:
         raise BucketMissingError(
             f"the run needs mask {spec.name!r}, and {store.location} does not hold it; run: "

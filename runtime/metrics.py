@@ -28,7 +28,8 @@ def interval_metrics(
     Returns:
         ``loss`` (weighted mean), ``tau_forced`` (mean tokens a target call would give if drafts
         were checked against the data: 1 plus the drafts right in a row), ``accuracy`` by slot,
-        ``anchors_kept`` (share of the layouts' anchors that carried weight) and speeds.
+        ``anchors_kept`` (share of the layouts' anchors that carried weight) and speeds. A mean of
+        nothing, as where every step was skipped, is None.
     """
     weight = totals["weight"]
     slots = [name.removeprefix("count_") for name in totals if name.startswith("count_")]
@@ -47,8 +48,12 @@ def interval_metrics(
     }
 
 
-def _ratio(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator else 0.0
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 class MetricsLog:
@@ -68,7 +73,10 @@ class MetricsLog:
         self.total_steps = total_steps
         self._stream = stream or sys.stderr
         kept = [row for row in read_metrics(path) if row["step"] <= first_step]
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        # Beside and renamed, so that a kill here loses no history.
+        beside = path.with_name(f".{path.name}.tmp")
+        beside.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        beside.replace(path)
         self._bar = (
             tqdm(total=total_steps, initial=first_step, desc="train", unit="step")
             if self._stream.isatty()
@@ -81,7 +89,7 @@ class MetricsLog:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         shown = (
-            f"loss {row['loss']:.3f}  tau~ {row['tau_forced']:.3f}  "
+            f"loss {_shown(row['loss'])}  tau~ {_shown(row['tau_forced'])}  "
             f"{row['step_ms']:.0f} ms/step  {row['tokens_per_s']:,.0f} tokens/s"
         )
         if row["skipped"]:

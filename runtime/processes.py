@@ -151,12 +151,19 @@ class Processes:
 
     @contextlib.contextmanager
     def telling_failures(self) -> Iterator[None]:
-        """Let the others know of whatever ends the block, so that none waits in vain."""
+        """Let the others know of whatever ends the block, so that none waits in vain.
+
+        Raises:
+            WorkerError: What ended it came of the failure of another process, which this names.
+        """
         try:
             yield
         except BaseException as error:
+            first = None
             with contextlib.suppress(RuntimeError):
-                self.fail(error)
+                first = self.fail(error)
+            if first is not None and isinstance(error, WorkerError) and first.args != error.args:
+                raise first from error
             raise
 
 

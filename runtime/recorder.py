@@ -49,7 +49,7 @@ class Recorder:
         self._saved = first_step
         self._interval_first = first_step
         self._interval_tokens = 0
-        self._interval_began = time.monotonic()
+        self._interval_began = self._stepped = time.monotonic()
 
     def start(self) -> None:
         """Begin the first interval."""
@@ -61,18 +61,24 @@ class Recorder:
         Raises:
             NonFiniteError: Too many steps in a row were not finite.
         """
+        self._stepped = time.monotonic()
         self._interval_tokens += sum(int(self.plan.lengths[s]) for s in step.samples if s >= 0)
         if finished % self.train.log_every == 0 or finished == self.train.steps:
             self.log(replica, finished)
 
-    def log(self, replica: Replica, finished: int) -> None:
+    def log(self, replica: Replica, finished: int, *, ended: bool = False) -> None:
         """Write the interval's row and begin the next.
+
+        Args:
+            replica: Rank 0's.
+            finished: Steps.
+            ended: Whether the run has, so that the interval lasted up to the last step only.
 
         Raises:
             NonFiniteError: As ``after_step``.
         """
         totals = replica.read_totals()
-        now = time.monotonic()
+        now = self._stepped if ended else time.monotonic()
         row = interval_metrics(
             totals,
             step=finished,
@@ -97,6 +103,7 @@ class Recorder:
         Raises:
             CheckpointError: The disk refuses.
         """
+        began = time.monotonic()
         save_checkpoint(
             self.folder / "checkpoints",
             replica.state(),
@@ -106,9 +113,11 @@ class Recorder:
             keep=self.train.keep,
         )
         self._saved = finished
+        # The interval's speed is that of the steps.
+        self._interval_began += time.monotonic() - began
 
     def end(self, replica: Replica | None, finished: int, error: BaseException | None) -> None:
-        """Save the last step, log the interval that it broke off, and close the log.
+        """Log the interval that was broken off, save the last step, and close the log.
 
         Args:
             replica: Which holds the state of ``finished`` steps, if any surely does.
@@ -119,10 +128,13 @@ class Recorder:
             CheckpointError: The disk refuses.
         """
         try:
-            if replica is not None and finished > self._saved:
-                self.save(replica, finished)
-            if replica is not None and replica.group.rank == 0 and finished > self._interval_first:
-                self.log(replica, finished)
+            try:
+                broken_off = finished > self._interval_first
+                if replica is not None and replica.group.rank == 0 and broken_off:
+                    self.log(replica, finished, ended=True)
+            finally:
+                if replica is not None and finished > self._saved:
+                    self.save(replica, finished)
         except Exception as failure:
             if error is None:
                 raise

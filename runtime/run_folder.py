@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import platform
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from runtime.checkpoint import META_FILE, Checkpoint
 from runtime.config import Config
-from runtime.errors import ConfigError, TrainingError
+from runtime.errors import CheckpointError, ConfigError, TrainingError
 from runtime.export import CONFIG_FILE, export_checkpoint
 from runtime.metrics import METRICS_FILE, read_metrics
 from runtime.picture import PICTURE_FILE, draw_metrics
@@ -22,7 +23,7 @@ def held(name: str) -> Iterator[None]:
     """Make the run folder and hold it for this process alone.
 
     Raises:
-        ConfigError: It is no folder, or cannot be made.
+        ConfigError: It is no folder, cannot be made, or refuses what the run writes.
         TrainingError: Another process trains there.
     """
     folder = Path(name)
@@ -38,7 +39,27 @@ def held(name: str) -> Iterator[None]:
             raise TrainingError(
                 f"another process trains in {name}; wait for it, or use another run.folder"
             ) from error
-        yield
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None or folder not in Path(str(error.filename)).parents:
+                raise
+            rule = f"must hold what a run writes ({error.strerror}: {error.filename})"
+            raise ConfigError("run.folder", name, rule) from error
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Forget the run's checkpoints.
+
+    Raises:
+        CheckpointError: The disk refuses.
+    """
+    try:
+        shutil.rmtree(folder / "checkpoints")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CheckpointError(f"cannot remove {folder / 'checkpoints'}: {error}") from error
 
 
 def write_run_file(folder: Path, config: Config, mask_version: str, fingerprint: str) -> None:

@@ -18,7 +18,7 @@ from runtime.errors import ConfigError, DatasetError
 from runtime.masks import entries_name, load_bucket
 
 UNSHAPING: Mapping[str, tuple[str, ...]] = {
-    "run": ("folder", "devices", "threads"),
+    "run": ("folder", "devices", "target_devices", "threads"),
     "train": ("log_every", "save_every", "keep"),
 }
 """Keys that change where or how often a run reports, not what it computes."""

@@ -118,9 +118,9 @@ class TargetWorker(threading.Thread):
         super().__init__(name=f"target-{index} ({replica.device})", daemon=True)
         self.replica = replica
         self.served = 0
-        """Samples' rows turned into features, padding rows included."""
+        """Samples turned into features; a last batch that is not full counts whole."""
         self.seconds = 0.0
-        """From the first item to the last."""
+        """From the thread's start to the last item served."""
         self._ends = [
             (rank, inlets[rank].handoffs[index], outlets[rank].handoffs[index])
             for rank in range(len(inlets))

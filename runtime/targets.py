@@ -27,9 +27,13 @@ def place_targets(config: Config, placement: Placement, share: tuple[int, int]) 
     names, field = config.run.target_devices, "run.target_devices"
     if not names:
         return None
-    apart = place(names, dtype=config.target.dtype, share=share, field=field)
+    threads = placement.threads
+    apart = place(names, dtype=config.target.dtype, threads=threads, share=share, field=field)
     if apart.kind != placement.kind:
         raise ConfigError(field, names, f"must be of the kind of run.devices, {placement.kind}")
+    if apart.kind == "cuda" and not set(apart.devices).isdisjoint(placement.devices):
+        used = ",".join(map(str, placement.devices))
+        raise ConfigError(field, names, f"must be other GPUs than the drafters', {used}")
     return apart
 
 

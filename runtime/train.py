@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +56,7 @@ def main(
     """
     overrides = [*settings]
     overrides += [f"run.devices={devices}"] if devices else []
-    overrides += [f"run.target_devices={target_devices}"] if target_devices else []
+    overrides += [f"run.target_devices={target_devices}"] if target_devices is not None else []
     overrides += [f"train.anchors={anchors}"] if anchors else []
     with exiting_on_signals(), reporting():
         from runtime.config import read_config
@@ -78,10 +77,11 @@ def main(
                 processes=processes,
             )
     if processes.leads and as_json:
-        click.echo(json.dumps({**rows, "summary": result.summary}))
+        click.echo(json.dumps({**_record(config, result), "summary": result.summary}))
     elif processes.leads:
         click.echo(result.summary)
-        click.echo("\n".join(f"{name:16} {value}" for name, value in rows.items()))
+        width = max(map(len, rows))
+        click.echo("\n".join(f"{name:{width}} {value}" for name, value in rows.items()))
     if result.signal is not None:
         # As a shell reports a command that a signal ended, so that a script stops here.
         sys.exit(128 + result.signal)
@@ -134,7 +134,7 @@ def train(
     from runtime.export import save_published
     from runtime.initialise import drafter_config, initial_drafter
     from runtime.processes import single_process
-    from runtime.run_folder import draw_run, export_if_older, write_run_file
+    from runtime.run_folder import draw_run, export_if_older, remove_checkpoints, write_run_file
     from runtime.session import open_session
     from runtime.target import Target
     from runtime.targets import frozen_targets, place_targets, remote_targets
@@ -150,13 +150,16 @@ def train(
     folder = Path(config.run.folder)
     found, finished = None, None
     if processes.leads:
-        if fresh:
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        finished = find_finished(folder / "checkpoints", session.fingerprint, config.train.steps)
-        if finished is None:
+        if not fresh:
+            finished = find_finished(
+                folder / "checkpoints", session.fingerprint, config.train.steps
+            )
+        if not fresh and finished is None:
             found = latest_state(folder / "checkpoints", session.fingerprint, say)
     first_step, state = found or (finished.step if finished else 0, None)
-    first_step = _agree_on_start(processes, first_step, session.fingerprint)
+    # How often to save shapes no result, but at every save all ranks compare their weights.
+    shape = f"{session.fingerprint[:16]}, saving every {config.train.save_every}"
+    first_step = _agree_on_start(processes, first_step, shape)
     if first_step >= config.train.steps:
         say(f"this run is finished: {first_step} steps; --fresh starts over")
         if finished is not None:
@@ -209,22 +212,41 @@ def train(
     # What the steps need of it they hold; the rest need not stay on a GPU.
     del target
     try:
-        trainer.prepare()
-        warm_up.finish()
-        trainer.start_from(weights=weights, state=state)
-        if state is not None:
-            say(f"resuming from step {first_step} of {config.train.steps}")
-        result = trainer.run(first_step)
-        if processes.leads:
-            scale = torch.tensor(session.dataset.feature_scale)
-            weights = trainer.drafter_weights()
-            save_published(folder / "drafter", network, weights, feature_scale=scale)
-            draw_run(folder)
-        # A launcher ends all processes once one has left with an exit code other than 0.
-        processes.end()
+        # Told before the groups are left, so that others hear the cause, not that it broke them.
+        with processes.telling_failures():
+            trainer.prepare()
+            warm_up.finish()
+            trainer.start_from(weights=weights, state=state)
+            if fresh and processes.leads:
+                # Not before: until here the command may still be refused.
+                remove_checkpoints(folder)
+            if state is not None:
+                say(f"resuming from step {first_step} of {config.train.steps}")
+            result = trainer.run(first_step)
+            if processes.leads:
+                scale = torch.tensor(session.dataset.feature_scale)
+                weights = trainer.drafter_weights()
+                save_published(folder / "drafter", network, weights, feature_scale=scale)
+                draw_run(folder)
+            # A launcher ends all processes once one has left with an exit code other than 0.
+            processes.end()
     finally:
         trainer.teardown()
     return result, _closing_rows(config, session, result)
+
+
+def _record(config: "Config", result: "RunResult") -> dict[str, Any]:
+    folder = Path(config.run.folder)
+    return {
+        "run_folder": str(folder),
+        "drafter": str(folder / "drafter"),
+        "steps": result.steps,
+        "total_steps": config.train.steps,
+        "seconds": result.seconds,
+        "signal": result.signal.name if result.signal is not None else None,
+        "anchors": config.train.anchors,
+        "threads": dict(result.rates),
+    }
 
 
 def _closing_rows(config: "Config", session: "Session", result: "RunResult") -> dict[str, Any]:
@@ -243,7 +265,9 @@ def _closing_rows(config: "Config", session: "Session", result: "RunResult") -> 
     }
     if result.signal is not None:
         name = result.signal.name
-        rows["stopped by"] = f"{name}; the same command goes on from step {result.steps}"
+        goes_on = f"the same command goes on from step {result.steps}"
+        done = result.steps >= config.train.steps
+        rows["stopped by"] = f"{name}; {'all steps were done' if done else goes_on}"
     return rows
 
 
@@ -256,8 +280,8 @@ def _agree_on_start(processes: "Processes", first_step: int, fingerprint: str) -
     if fingerprint != expected:
         raise TrainingError(
             f"process {processes.rank} has other settings, data or masks than process 0: "
-            f"fingerprint {fingerprint[:12]}, must be {expected[:12]}; give every host the same "
-            "run file, data folder and mask cache"
+            f"fingerprint {fingerprint}, must be {expected}; give every host the same run file, "
+            "data folder and mask cache"
         )
     return int(step)
 

@@ -162,7 +162,9 @@ class Trainer:
             self.replicas[0].load_weights(weights)
         try:
             on_every_rank(_share_state, self.replicas)
-        except BaseException:
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):
+                self.processes.fail(error)
             # Of what was begun, nothing may be left that waits for a rank which is gone.
             for group in self.groups:
                 group.leave()
@@ -191,7 +193,7 @@ class Trainer:
                 if monitor is not None:
                     monitor.start()
                 try:
-                    crew.watch()
+                    crew.watch(self.report)
                 except KeyboardInterrupt as interrupt:
                     coordinator.fail(interrupt)
                 whole = crew.whole_worker()
@@ -208,6 +210,8 @@ class Trainer:
                 if whole is not None and not whole.is_alive():
                     replica = self.replicas[crew.workers.index(whole)]
                 recorder.end(replica, finished, coordinator.error)
+                if replica is None:
+                    self.report("the last steps were not saved; the newest checkpoint stands")
         if coordinator.error is not None:
             _raise_first(coordinator.error, finished)
         if guard.counts:

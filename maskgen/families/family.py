@@ -6,6 +6,7 @@ Legend: B batch, H heads (1 in every family here), K span slots of a row.
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -312,6 +313,7 @@ class Family:
             MaskSpecError: A length or value breaks its rule, or a name is unknown.
         """
         checked = self.check(Q_LEN, KV_LEN, params)
+        Q_LEN, KV_LEN = int(Q_LEN), int(KV_LEN)
         starts, ends = self.spans(Q_LEN, KV_LEN, device=device, **checked)
         return RowIntervals(starts, ends, KV_LEN).canonical()
 
@@ -370,9 +372,10 @@ def one_of(name: str, valid: Iterable[str]) -> str:
 
 def check_length(field: str, value: Any) -> None:
     """Raise MaskSpecError unless the value is a length that int32 spans can address."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise MaskSpecError(field, value, "must be an integer number of tokens")
-    if value < 1:
+    length = int(value)
+    if length < 1:
         raise MaskSpecError(field, value, "must be at least 1: a mask has rows and columns")
-    if value > MAX_LENGTH:
+    if length > MAX_LENGTH:
         raise MaskSpecError(field, value, "must be at most 2**30, so that int32 addresses it")

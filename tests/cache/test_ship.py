@@ -23,6 +23,7 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
+from cache.source import without_password
 from tests.cache.samples import entries, files_of, published, truth_of
 
 _NAMES = itertools.count()
@@ -369,3 +370,16 @@ def test_a_missing_package_names_its_pip_line(store):
 def test_an_unknown_protocol_is_refused():
     with pytest.raises(ShippingError, match="cannot open gopher://x"):
         cache.open_store("gopher://x/m.zarr")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sftp://user:secret@host/x.zarr", "sftp://user:***@host/x.zarr"),
+        ("http://user:se@cret@host:1/x", "http://user:***@host:1/x"),
+        ("sftp://user:se/cret@host/x", "sftp://user:***@host/x"),
+        ("s3://bucket/x@y", "s3://bucket/x@y"),
+    ],
+)
+def test_no_password_is_shown(url, shown):
+    assert without_password(url) == shown

@@ -199,9 +199,9 @@ def test_list(built, tmp_path):
 
 def test_an_entry_of_an_unknown_family_does_not_hide_the_others(built, tmp_path):
     store = cache.open_store(str(tmp_path / "masks.zarr"), writable=True)
-    known = store.load(NAMES[0])
-    newer = cache.EntryData("newer/one", {"family": "of_tomorrow"})
-    store.publish([cache.EntryData(known.name, known.spec, known.attrs), newer])
+    known = store.version().entries[NAMES[0]]
+    newer = cache.EntryData(name="newer/one", spec={"family": "of_tomorrow"})
+    store.publish([cache.EntryData(name=known.name, spec=known.spec, attrs=known.attrs), newer])
     result = run("list", "--cache", tmp_path / "masks.zarr")
     assert result.exit_code == 0, result.output
     assert "newer/one" in result.stderr

@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention.flex_attention import create_mask
 
+import maskgen
 from maskgen import (
     MAX_INTERVALS,
     MaskSpecError,
@@ -116,8 +118,10 @@ def raising(b, h, q, kv):
 @pytest.mark.parametrize(
     ("mask_mod", "message"),
     [
-        (lambda b, h, q, kv: (q - kv) / 2.0, "must return booleans, not torch.float32"),
-        (lambda b, h, q, kv: q - kv, "must return booleans, not torch.int64"),
+        (lambda b, h, q, kv: (q - kv) / 2.0, "must return one boolean a cell, not torch.float32"),
+        (lambda b, h, q, kv: q - kv, "must return one boolean a cell, not torch.int64"),
+        (lambda b, h, q, kv: (q >= kv)[None], r"one boolean a cell, not torch.bool of shape"),
+        (lambda b, h, q, kv: torch.ones(3).bool() & (q >= kv), r"one boolean a cell, not torch"),
         (lambda b, h, q, kv: True, "must run under torch.vmap, but raised"),
         (lambda b, h, q, kv: q >= kv and q >= 0, "must run under torch.vmap, but raised"),
         (raising, "but raised ZeroDivisionError: no such mask"),
@@ -183,3 +187,11 @@ def test_masks_of_equal_shapes_share_one_compiled_function():
         dense = evaluate(spans_mask_mod(starts, ends), index)
         assert torch.equal(dense[None, None], RowIntervals(starts, ends, 4).dense())
     assert counter.frame_count == 1
+
+
+def test_lengths_may_be_numpys_integers():
+    length = np.int64(8)
+    causal = maskgen.causal(8, 8)
+    assert maskgen.causal(length, np.int32(8)).equals(causal)
+    found = maskgen.from_mask_mod(lambda b, h, q, kv: q >= kv, Q_LEN=length, KV_LEN=length)
+    assert found.equals(causal)

@@ -30,7 +30,7 @@ def test_malformed_devices_are_refused(names, message):
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceUnavailableError, match=r"asks for a GPU.*sees none.*--devices cpu"):
+    with pytest.raises(DeviceUnavailableError, match=r"asks for a GPU.*sees none; name cpu"):
         place("cuda:0")
     assert place("auto").devices == (torch.device("cpu"),)
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.dataset import Sample, write_dataset
+from runtime.devices import place
 from runtime.errors import ConfigError, WorkerError
+from runtime.metrics import read_metrics
 from runtime.step import FrozenTarget
 from runtime.target_worker import RemoteTarget
 from runtime.targets import remote_targets
@@ -19,6 +20,7 @@ from tests.runtime.tiny_run import (
     frozen_target,
     losses,
     make_config,
+    make_data,
     make_trainer,
 )
 
@@ -39,20 +41,7 @@ def prepared(tmp_path, name, **sections):
     folder = tmp_path / name
     folder.mkdir()
     config = make_config(folder, **sections)
-    generator = torch.Generator().manual_seed(0)
-    samples = []
-    for length in LENGTHS:
-        ids = torch.randint(VOCAB - 1, (length,), generator=generator).int()
-        mask = torch.ones(length, dtype=torch.uint8)
-        samples.append(Sample(input_ids=ids, loss_mask=mask, prompt_len=4, features=None))
-    meta = {
-        "features": "online",
-        "context": max(LENGTHS),
-        "layer_ids": list(LAYERS),
-        "feature_scale": [1.0, 2.0],
-        "target": {"name": "tiny", "digest": "0" * 64},
-    }
-    write_dataset(folder / "data", {"train": samples, "heldout": samples[:1]}, meta)
+    make_data(folder / "data", LENGTHS, stored=False)
     build_masks(config)
     return config
 
@@ -129,9 +118,6 @@ def test_a_target_that_fails_ends_the_run_with_its_error(tmp_path):
 
 
 def test_stored_features_leave_a_target_nothing_to_do(tmp_path):
-    from runtime.devices import place
-    from tests.runtime.tiny_run import make_data
-
     config = make_config(tmp_path)
     dataset = make_data(tmp_path / "data", LENGTHS)
     build_masks(config)
@@ -143,8 +129,6 @@ def test_stored_features_leave_a_target_nothing_to_do(tmp_path):
 @pytest.mark.parametrize("gpus", range(1, torch.cuda.device_count() + 1))
 def test_on_gpus_peer_copies_give_the_losses_of_one_device(tmp_path, gpus):
     """The last GPU holds the target; with one GPU both threads share it."""
-    from runtime.metrics import read_metrics
-
     drafters, apart = torch.device("cuda", 0), torch.device("cuda", gpus - 1)
     found = []
     for name, targets in (("alone", 0), ("apart", 1)):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -87,7 +88,7 @@ def trained(root):
 def test_training_ends_with_the_line_and_a_table(root, trained):
     line = "after freeze: 0 compiles, 0 FX traces, 0 host mask builds, 6 steps (eager)"
     assert trained.stdout.splitlines()[0] == line
-    assert "steps            6 of 6" in trained.stdout
+    assert re.search(r"^steps +6 of 6$", trained.stdout, flags=re.MULTILINE)
     run = root / "run"
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [2, 4, 6]
     assert (run / "metrics.png").read_bytes()[:4] == b"\x89PNG"
@@ -167,8 +168,15 @@ def test_a_run_folder_that_is_a_file_is_refused(root, trained):
 
 def test_json_is_all_that_json_prints(root, trained):
     rows = json.loads(call(train, root, "--json").stdout)
-    assert rows["steps"] == "6 of 6"
+    assert (rows["steps"], rows["total_steps"], rows["signal"]) == (6, 6, None)
     assert rows["summary"].startswith("after freeze: 0 compiles")
+
+
+def test_fresh_forgets_nothing_when_the_command_is_refused(root, trained):
+    before = find_checkpoints(root / "run" / "checkpoints")
+    refused = call(train, root, "--fresh", "--devices", "cpu,cpu,cpu", code=2)
+    assert "must be a multiple of the number of devices, 3" in refused.stderr
+    assert find_checkpoints(root / "run" / "checkpoints") == before != []
 
 
 def test_a_stop_by_signal_saves_exports_and_exits_as_one(root, trained):

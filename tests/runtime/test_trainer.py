@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from maskgen.errors import MaskSpecError
 from runtime.checkpoint import find_checkpoints
 from runtime.errors import (
     BucketMissingError,
@@ -100,7 +101,7 @@ def test_a_sample_without_a_supervised_token_carries_no_weight(tmp_path):
     config = prepared(tmp_path, "empty", train={"anchors": "data"})
     make_data(tmp_path / "empty" / "data", [16] * 4, prompt=16)
     _, rows, weights = train(config)
-    assert losses(rows).tolist() == [0.0] * 6
+    assert [row["loss"] for row in rows] == [None] * 6
     assert rows[-1]["skipped"] == 0
     for name, weight in first_drafter().state_dict().items():
         assert torch.equal(weight, weights[name]), name
@@ -185,6 +186,17 @@ def test_masks_of_other_parameters_are_refused(tmp_path):
         BucketMissingError, match=r"another one than run\.toml asks for.*make masks"
     ):
         open_session(other, "run.toml")
+
+
+def test_masks_of_another_maskgen_are_refused(tmp_path, monkeypatch):
+    config = prepared(tmp_path, "other")
+
+    def unreadable(store, name):
+        raise MaskSpecError("answer_ends", None, "must be an integer")
+
+    monkeypatch.setattr("runtime.masks.load_entry", unreadable)
+    with pytest.raises(BucketMissingError, match=r"another maskgen.*make masks CONFIG=run\.toml"):
+        open_session(config, "run.toml")
 
 
 def test_data_of_longer_samples_than_the_largest_bucket_is_refused(tmp_path):

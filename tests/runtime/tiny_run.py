@@ -22,7 +22,7 @@ from runtime.trainer import Trainer
 HIDDEN, VOCAB, LAYERS = 16, 61, (1, 2)
 
 
-def make_data(folder, lengths, *, seed=0, prompt=4):
+def make_data(folder, lengths, *, seed=0, prompt=4, stored=True):
     generator = torch.Generator().manual_seed(seed)
     samples = []
     for length in lengths:
@@ -33,11 +33,15 @@ def make_data(folder, lengths, *, seed=0, prompt=4):
                 input_ids=torch.randint(VOCAB - 1, (length,), generator=generator).int(),
                 loss_mask=loss_mask,
                 prompt_len=prompt,
-                features=torch.randn(length, HIDDEN * len(LAYERS), generator=generator),
+                features=(
+                    torch.randn(length, HIDDEN * len(LAYERS), generator=generator)
+                    if stored
+                    else None
+                ),
             )
         )
     meta = {
-        "features": "stored",
+        "features": "stored" if stored else "online",
         "context": max(lengths),
         "layer_ids": list(LAYERS),
         "feature_scale": [1.0, 2.0],
