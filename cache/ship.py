@@ -253,7 +253,9 @@ def _fetch(reader: VersionReader, partial: Path) -> Shipment:
             copied, size = copied + 1, size + len(data)
         document = array_document(version.totals[section])
         _put(partial / array_key(version.id, section), document)
+        size += len(document)
     _put(partial / version_key(version.id), version.document)
+    size += len(version.document)
     return Shipment(version.id, copied + 3, kept, size)
 
 
