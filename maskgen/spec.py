@@ -128,6 +128,14 @@ class MaskSpec:
         Raises:
             MaskSpecError: A field is missing, unknown, or of another type or range.
         """
+        try:
+            return cls._from_json(name, record)
+        except MaskSpecError as error:
+            rule = f"{error.rule}; another maskgen wrote it: build it again"
+            raise MaskSpecError(error.field, error.value, rule) from error
+
+    @classmethod
+    def _from_json(cls, name: str, record: Mapping[str, Any]) -> "MaskSpec":
         where = f"spec of {name!r}"
         if sorted(record) != list(_JSON_KEYS):
             raise MaskSpecError(where, sorted(record), f"must have the fields {list(_JSON_KEYS)}")

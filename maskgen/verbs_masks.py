@@ -113,7 +113,7 @@ def list_entries(
             row = entry_row(info)
         except MaskSpecError as error:
             entries.append({"name": info.name, "sha256": info.sha256, "unreadable": str(error)})
-            click.echo(f"note: {error}; `maskgen build` replaces what its config names", err=True)
+            click.echo(f"note: {error}", err=True)
             continue
         rows.append(row)
         entries.append({**asdict(row), "sha256": info.sha256})

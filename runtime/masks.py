@@ -53,8 +53,8 @@ def load_bucket(store: Store, spec: MaskSpec, anchors: str, config: str) -> Mask
         entry = load_entry(store, spec.name)
     except MaskSpecError as error:
         raise BucketMissingError(
-            f"mask {spec.name!r} in {store.location} was written by another maskgen ({error}); "
-            f"run: make masks CONFIG={config}"
+            f"mask {spec.name!r} in {store.location} cannot be read ({error}); run: "
+            f"make masks CONFIG={config}"
         ) from error
     except EntryNotFoundError as error:
         raise BucketMissingError(

@@ -195,7 +195,7 @@ def test_masks_of_another_maskgen_are_refused(tmp_path, monkeypatch):
         raise MaskSpecError("answer_ends", None, "must be an integer")
 
     monkeypatch.setattr("runtime.masks.load_entry", unreadable)
-    with pytest.raises(BucketMissingError, match=r"another maskgen.*make masks CONFIG=run\.toml"):
+    with pytest.raises(BucketMissingError, match=r"cannot be read.*make masks CONFIG=run\.toml"):
         open_session(config, "run.toml")
 
 
