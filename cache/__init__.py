@@ -5,9 +5,9 @@ from cache.digest import canonical_json, sha256_hex
 from cache.entry import Entry, EntryData
 from cache.ship import Shipment, pack, pull, push, unpack
 from cache.store import Store, open_store
+from cache.sweep import GcReport
 from cache.verify import Finding
 from cache.version import ArrayInfo, Diff, EntryInfo, Version, VersionInfo
-from cache.writer import GcReport
 
 __all__ = [
     "ArrayInfo",

@@ -3,6 +3,7 @@
 CacheError                                                    exit 1
     StoreNotFoundError     (FileNotFoundError)                exit 1
     VersionNotFoundError   (LookupError)                      exit 1
+        VersionRemovedError                                   exit 1
     EntryNotFoundError     (KeyError)                         exit 1
     InvalidEntryError      (ValueError)                       exit 1
     FormatVersionError     (ValueError)                       exit 1
@@ -48,6 +49,21 @@ class VersionNotFoundError(CacheError, LookupError):
         super().__init__(message)
         self.version = version
         self.known = tuple(known)
+
+
+class VersionRemovedError(VersionNotFoundError):
+    """The version was there when it was opened and is gone, as after a gc of another process.
+
+    ``file`` is what was wanted of it.
+    """
+
+    def __init__(self, version: str, file: str) -> None:
+        super().__init__(
+            version,
+            f"version {version[:12]} was removed while it was read: expected {file}, found neither "
+            f"it nor the version's document. Open the cache again, which reads its current version",
+        )
+        self.file = file
 
 
 class EntryNotFoundError(CacheError, KeyError):

@@ -26,7 +26,7 @@ from cache.layout import (
     version_key,
 )
 from cache.sections import Sections
-from cache.source import Source
+from cache.source import Source, read_part
 from cache.version import EntryInfo, Version, parse_version
 
 _MAX_HELPERS = min(4, os.cpu_count() or 1) - 1
@@ -115,6 +115,7 @@ class VersionReader:
         Raises:
             EntryNotFoundError: The version has no such entry.
             DamagedEntryError: What is stored is not what was published; the file is named.
+            VersionRemovedError: The version was removed since it was opened.
             StoreReadError: A file cannot be read.
         """
         info = self.version.entries.get(name)
@@ -131,6 +132,7 @@ class VersionReader:
 
         Raises:
             DamagedEntryError: What is stored is not what was published; the file is named.
+            VersionRemovedError: The version was removed since it was opened.
             StoreReadError: A file cannot be read.
         """
         if pool is None:
@@ -158,6 +160,7 @@ class VersionReader:
 
         Raises:
             DamagedEntryError: One is missing or says something else than the manifest.
+            VersionRemovedError: The version was removed since it was opened.
             StoreReadError: One cannot be read.
         """
         with self._checking:
@@ -171,13 +174,12 @@ class VersionReader:
 
         Raises:
             DamagedEntryError: It is missing or says something else than the manifest.
+            VersionRemovedError: The version was removed since it was opened.
             StoreReadError: It cannot be read.
         """
         key = array_key(self.version.id, section)
         expected = array_document(self.version.totals[section])
-        found = self.source.read(key, len(expected))
-        if found is None:
-            raise DamagedEntryError(self.source.name(key), "the file is missing")
+        found = read_part(self.source, key, len(expected))
         if found != expected:
             raise DamagedEntryError(
                 self.source.name(key),

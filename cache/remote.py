@@ -45,15 +45,17 @@ def url_source(url: str) -> UrlSource:
     protocol = url.split("://", 1)[0]
     try:
         filesystem, root = fsspec.core.url_to_fs(url)
+        source = UrlSource(url, filesystem, root)
         # What was listed before is stale, since another process may have published.
-        filesystem.invalidate_cache()
+        with source.guard:
+            filesystem.invalidate_cache()
     except ImportError as error:
         pip_line = PIP_LINES.get(protocol, f"see fsspec's documentation of {protocol}")
         raise BackendMissingError(without_password(url), protocol, pip_line) from error
     except Exception as error:  # each backend raises errors of its own library
         shown = without_password(url)
         raise ShippingError(shown, f"cannot open {shown}: {error}") from error
-    return UrlSource(url, filesystem, root)
+    return source
 
 
 class RemoteWriter:
@@ -114,7 +116,8 @@ class RemoteWriter:
     @contextlib.contextmanager
     def _typed_errors(self, key: str) -> Iterator[None]:
         try:
-            yield
+            with self.source.guard:
+                yield
         except CacheError:
             raise
         except Exception as error:  # each backend raises errors of its own library

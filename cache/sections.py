@@ -16,7 +16,7 @@ from cache.layout import (
     decode_chunk,
     max_chunk_bytes,
 )
-from cache.source import Source
+from cache.source import Source, read_part
 
 
 class Sections:
@@ -49,6 +49,7 @@ class Sections:
 
         Raises:
             DamagedEntryError: A chunk is missing, or a check or the decoder refuses it.
+            VersionRemovedError: The version was removed meanwhile.
             StoreReadError: A file cannot be read.
         """
         length = self._lengths[section]
@@ -92,10 +93,7 @@ class Sections:
         length = self._lengths[section]
         assert length <= MAX_CHUNK_VALUES, "the grid cuts chunks of at most 64 MiB"
         key = chunk_key(self.version_id, section, index)
-        data = self.source.read(key, max_chunk_bytes(length))
-        if data is None:
-            raise DamagedEntryError(self.source.name(key), "the file is missing")
-        return data
+        return read_part(self.source, key, max_chunk_bytes(length))
 
     def _decode(self, section: str, index: int, data: bytes) -> IntArray:
         key = chunk_key(self.version_id, section, index)

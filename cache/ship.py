@@ -30,7 +30,7 @@ from cache.layout import (
 )
 from cache.reader import VersionReader
 from cache.remote import RemoteWriter, is_url, url_source
-from cache.source import FolderSource, Source
+from cache.source import FolderSource, Source, read_part
 from cache.store import Store, open_store
 from cache.verify import findings_of
 from cache.version import Version
@@ -232,8 +232,11 @@ def _receive(
             _check_whole(partial, version_id)
             writer.install(partial / version_id, version_id)
             shutil.rmtree(partial, ignore_errors=True)
-    writer.finish(version_id, make_current=make_current)
-    return shipment
+    written = writer.finish(version_id, make_current=make_current)
+    if written:
+        copied, size = shipment.copied + 1, shipment.copied_bytes + written
+        return dataclasses.replace(shipment, copied=copied, copied_bytes=size)
+    return dataclasses.replace(shipment, kept=shipment.kept + 1)
 
 
 def _fetch(reader: VersionReader, partial: Path) -> Shipment:
@@ -281,9 +284,7 @@ def _is_sound(partial: Path, key: str, length: int) -> bool:
 
 
 def _chunk(source: Source, key: str, length: int) -> bytes:
-    data = source.read(key, max_chunk_bytes(length))
-    if data is None:
-        raise DamagedEntryError(source.name(key), "the file is missing")
+    data = read_part(source, key, max_chunk_bytes(length))
     check_chunk(data, length, source.name(key))
     return data
 

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +17,15 @@ from cache.errors import (
     DamagedEntryError,
     NotListableError,
     StoreReadError,
+    VersionRemovedError,
 )
-from cache.layout import ROOT_KEY, is_version_id, version_key
+from cache.layout import MAX_DOCUMENT_BYTES, ROOT_KEY, is_version_id, version_key
+
+_THREAD_SAFE = frozenset({"file", "local", "memory"})
+"""Protocols whose fsspec file systems many threads may call at once, besides the async ones."""
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Held around each call of any other: it may have one connection, and fsspec shares it."""
 
 
 class Source(Protocol):
@@ -137,6 +145,10 @@ class UrlSource:
         self.root = root.rstrip("/")
         # fsspec guesses an HTTP server's files from the links of a page; that is no listing.
         self.lists = "http" not in protocols(filesystem)
+        # An async file system hands its calls to one thread of its own.
+        safe = filesystem.async_impl or not _THREAD_SAFE.isdisjoint(protocols(filesystem))
+        self.guard: contextlib.AbstractContextManager[Any]
+        self.guard = contextlib.nullcontext() if safe else _ONE_AT_A_TIME
 
     def name(self, key: str) -> str:
         """Return the object's address."""
@@ -150,15 +162,16 @@ class UrlSource:
         """Return an object's bytes, or None when there is none."""
         name, path = self.name(key), self.path(key)
         try:
-            if self.lists:
-                check_size(name, self.filesystem.info(path)["size"], limit)
-                data: bytes = self.filesystem.cat_file(path)
-                check_size(name, len(data), limit)
-                return data
-            # Streamed, since a server may announce another length than it sends. A size is given
-            # lest fsspec asks for it first and calls a server that is down "not found".
-            with self.filesystem.open(path, "rb", block_size=0, size=limit) as file:
-                return read_bounded(file.read, name, limit)
+            with self.guard:
+                if self.lists:
+                    check_size(name, self.filesystem.info(path)["size"], limit)
+                    data: bytes = self.filesystem.cat_file(path)
+                    check_size(name, len(data), limit)
+                    return data
+                # Streamed, since a server may announce another length than it sends. A size is
+                # given lest fsspec asks for it first and calls a server that is down "not found".
+                with self.filesystem.open(path, "rb", block_size=0, size=limit) as file:
+                    return read_bounded(file.read, name, limit)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except DamagedEntryError:
@@ -168,13 +181,14 @@ class UrlSource:
 
     def version_ids(self) -> list[str]:
         """Return the ids, sorted."""
-        self.filesystem.invalidate_cache()
-        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in self._listed(self.root))
-        return sorted(
-            name
-            for name in names
-            if is_version_id(name) and self.filesystem.exists(self.path(version_key(name)))
-        )
+        with self.guard:
+            self.filesystem.invalidate_cache()
+            names = (path.rstrip("/").rsplit("/", 1)[-1] for path in self._listed(self.root))
+            return sorted(
+                name
+                for name in names
+                if is_version_id(name) and self.filesystem.exists(self.path(version_key(name)))
+            )
 
     def file_sizes(self, version: str) -> dict[str, int]:
         """Return the sizes of all objects below a version."""
@@ -200,7 +214,8 @@ class UrlSource:
         if not self.lists:
             raise NotListableError(self.location)
         try:
-            return {item["name"]: item for item in self.filesystem.ls(folder, detail=True)}
+            with self.guard:
+                return {item["name"]: item for item in self.filesystem.ls(folder, detail=True)}
         except FileNotFoundError:
             return {}
         except (PermissionError, NotImplementedError) as error:
@@ -226,6 +241,24 @@ def protocols(filesystem: Any) -> tuple[str, ...]:
     """Return the protocols that an fsspec file system answers to."""
     protocol = filesystem.protocol
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def read_part(source: Source, key: str, limit: int) -> bytes:
+    """Return a file of a version whose document was read before.
+
+    Raises:
+        VersionRemovedError: The document is gone too: the whole version was removed.
+        DamagedEntryError: The file is missing from a version that is there, or is too long.
+        StoreReadError: It cannot be read.
+    """
+    data = source.read(key, limit)
+    if data is not None:
+        return data
+    version = key.split("/", 1)[0]
+    # A gc moves a version away as one folder, so that its document tells this from damage.
+    if source.read(version_key(version), MAX_DOCUMENT_BYTES) is None:
+        raise VersionRemovedError(version, source.name(key))
+    raise DamagedEntryError(source.name(key), "the file is missing")
 
 
 def check_size(name: str, size: int, limit: int) -> None:

@@ -14,13 +14,14 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
-from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, is_version_id, parse_root
+from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, SIDECARS, is_version_id, parse_root
 from cache.reader import VersionReader, open_and_load, read_version
 from cache.remote import is_url, url_source
 from cache.source import FolderSource, Source
+from cache.sweep import GcReport, collect
 from cache.verify import Finding, findings_of
 from cache.version import Diff, Version, VersionInfo, lay_out
-from cache.writer import GcReport, StoreWriter
+from cache.writer import StoreWriter
 
 MIN_PREFIX = 4
 """Fewest digits by which a version may be named."""
@@ -124,7 +125,7 @@ class Store:
 
         Raises:
             EntryNotFoundError: The version has no such entry.
-            VersionNotFoundError: There is no such version.
+            VersionNotFoundError: There is no such version, or it was removed meanwhile.
             DamagedEntryError: What is stored is not what was published; the file is named.
             FormatVersionError: The version is of another format version.
             StoreReadError: A file cannot be read.
@@ -141,7 +142,7 @@ class Store:
             The entries by name.
 
         Raises:
-            VersionNotFoundError: There is no such version.
+            VersionNotFoundError: There is no such version, or it was removed meanwhile.
             DamagedEntryError: What is stored is not what was published; the file is named.
             FormatVersionError: The version is of another format version.
             StoreReadError: A file cannot be read.
@@ -205,11 +206,11 @@ class Store:
         return version.id
 
     def gc(self, keep: int, *, min_age_s: int = GC_MIN_AGE_S) -> GcReport:
-        """Remove old versions, and what killed processes left beside the store.
+        """Remove old versions, their sidecars, and what killed processes left beside the store.
 
         Args:
             keep: How many versions to keep, the newest ones; the current one stays in any case.
-            min_age_s: Seconds; younger versions and leftovers stay.
+            min_age_s: Seconds; younger versions, leftovers and sidecars of no version stay.
 
         Returns:
             What was removed.
@@ -221,7 +222,7 @@ class Store:
         if keep < 1:
             msg = f"keep must be 1 or more, found {keep}"
             raise ValueError(msg)
-        report = self.writer().gc(keep, time.time() - min_age_s)
+        report = collect(self.writer(), keep, time.time() - min_age_s)
         for version in report.removed:
             self._readers.pop(version, None)
         return report
@@ -274,7 +275,7 @@ class Store:
         if is_url(self.location):
             msg = f"{self.location} has no folder beside it; pull it first"
             raise StoreWriteError(self.location, msg)
-        return Path(self.location).absolute().parent / "attest" / version_id
+        return Path(self.location).absolute().parent / SIDECARS / version_id
 
     def reader(self, id_or_prefix: str | None = None) -> VersionReader:
         """Return the reader of a version, for shipping its files.

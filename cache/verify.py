@@ -8,6 +8,7 @@ from cache.errors import (
     FormatVersionError,
     NotListableError,
     StoreNotFoundError,
+    VersionNotFoundError,
 )
 from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, SECTIONS, parse_root
 from cache.reader import VersionReader, read_version
@@ -43,7 +44,7 @@ def findings_of(source: Source, version: str | None) -> list[Finding]:
         What differs; a damaged manifest hides its entries, a missing chunk does not hide others.
 
     Raises:
-        VersionNotFoundError: There is no version of that id.
+        VersionNotFoundError: There is no version of that id, or it was removed meanwhile.
         StoreNotFoundError: None was named and there is no cache.
         StoreReadError: A file cannot be read.
     """
@@ -65,7 +66,12 @@ def findings_of(source: Source, version: str | None) -> list[Finding]:
         )
         findings.append(_finding(current, error))
     for known in versions:
-        findings.extend(_version_findings(source, known))
+        try:
+            findings.extend(_version_findings(source, known))
+        except VersionNotFoundError:
+            # A gc removed it since it was listed, which is no damage; the current one stays.
+            if known == current:
+                raise
     return findings
 
 

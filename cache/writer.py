@@ -1,11 +1,8 @@
-"""Writes into a store's folder: publish a version, choose the current one, remove old ones."""
+"""Writes into a store's folder: publish a version, choose the current one."""
 
 import concurrent.futures
 import contextlib
-import dataclasses
-import errno
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +14,6 @@ from cache.atomic import (
     move_folder,
     replace_file,
     staging_folder,
-    temp_prefix,
     write_synced,
 )
 from cache.errors import (
@@ -47,17 +43,6 @@ from cache.verify import findings_of
 from cache.version import Draft
 
 _ATTEMPTS = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class GcReport:
-    """What a gc removed."""
-
-    removed: tuple[str, ...]
-    """Ids of versions."""
-    swept: tuple[str, ...]
-    """Leftovers of killed processes, beside the store."""
-    freed_bytes: int
 
 
 class StoreWriter:
@@ -141,52 +126,25 @@ class StoreWriter:
             with contextlib.suppress(FileNotFoundError):
                 (self.folder / version).rename(remnant)
 
-    def gc(self, keep: int, before: float) -> GcReport:
-        """Remove versions and leftovers that are older than the time ``before``.
-
-        Raises:
-            StoreWriteError: Another gc runs, or the disk refuses.
-        """
-        removed: list[str] = []
-        swept: list[str] = []
-        freed = 0
-        with self._gc_lock():
-            for path in sorted(self.folder.parent.glob(f"{temp_prefix(self.folder)}*")):
-                with contextlib.suppress(FileNotFoundError):
-                    if path.lstat().st_mtime < before:
-                        freed += _tree_bytes(path)
-                        shutil.rmtree(path)
-                        swept.append(str(path))
-            with self.staging() as staging:
-                current = self.stored_current()
-                old = [v for v in self.source.version_ids() if v != current]
-                room = keep - (1 if current is not None else 0)
-                for version in old[max(room, 0) :]:
-                    place = self.folder / version
-                    if place.stat().st_mtime >= before:
-                        continue
-                    size = _tree_bytes(place)
-                    place.rename(staging / version)
-                    if self.stored_current() == version:
-                        # A `use` came in between; put it back.
-                        (staging / version).rename(place)
-                        continue
-                    removed.append(version)
-                    freed += size
-        return GcReport(tuple(removed), tuple(swept), freed)
-
-    def finish(self, version: str, *, make_current: bool) -> None:
+    def finish(self, version: str, *, make_current: bool) -> int:
         """Make an installed version current, or see to it that the store has a root.
+
+        Returns:
+            Bytes of the root's document if it was written, 0 if it was there already and right.
 
         Raises:
             VersionNotFoundError: The version was removed meanwhile.
             StoreWriteError: The disk refuses.
         """
-        if make_current:
-            self.make_current(version)
-        else:
+        document = root_document(version if make_current else None)
+        if not make_current:
             with self.staging() as staging:
-                create_file(self.folder / ROOT_KEY, root_document(None), staging)
+                written = create_file(self.folder / ROOT_KEY, document, staging)
+            return len(document) if written else 0
+        if self.source.read(ROOT_KEY, MAX_ROOT_BYTES) == document:
+            return 0
+        self.make_current(version)
+        return len(document)
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
@@ -242,15 +200,17 @@ class StoreWriter:
         version = draft.version.id
         there = self._exists(version)
         if there:
-            damage = self.damage(version)
-            if damage is None:
-                # It is wanted again: a gc counts its age from now.
-                with contextlib.suppress(FileNotFoundError):
-                    os.utime(self.folder / version)
-                return
-            if on_damage is None:
-                raise damage
-            on_damage(damage)
+            # A gc may take it as it is checked: then it is written again.
+            with contextlib.suppress(VersionNotFoundError):
+                damage = self.damage(version)
+                if damage is None:
+                    # It is wanted again: a gc counts its age from now.
+                    with contextlib.suppress(FileNotFoundError):
+                        os.utime(self.folder / version)
+                    return
+                if on_damage is None:
+                    raise damage
+                on_damage(damage)
         write_version(draft, staging)
         if there:
             with contextlib.suppress(FileNotFoundError):
@@ -259,24 +219,6 @@ class StoreWriter:
 
     def _set_current(self, version: str, staging: Path) -> None:
         replace_file(self.folder / ROOT_KEY, root_document(version), staging)
-
-    @contextlib.contextmanager
-    def _gc_lock(self) -> Iterator[None]:
-        import fcntl  # POSIX only, as is the system lock; loading a cache needs neither
-
-        try:
-            descriptor = os.open(self.folder, os.O_RDONLY)
-        except OSError as error:
-            raise StoreWriteError.caused_by(str(self.folder), error) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError as error:
-            raise StoreWriteError(
-                str(self.folder), f"another gc is at {self.folder}; wait for it", errno.EAGAIN
-            ) from error
-        finally:
-            os.close(descriptor)
 
 
 def write_version(draft: Draft, folder: Path) -> None:
@@ -319,7 +261,3 @@ def _chunks(parts: tuple[IntArray, ...], grid: ChunkGrid) -> Iterator[IntArray]:
                 filled = 0
     if filled:
         yield chunk
-
-
-def _tree_bytes(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())

@@ -246,13 +246,13 @@ def _digest(info: EntryInfo) -> str:
 
 
 def _copied(spec: MaskSpec, info: EntryInfo, store: Store, notice: Notice) -> EntryData | None:
-    """Read an entry, which verifies it, for the new version; None when it is damaged.
+    """Read an entry, which verifies it, for the new version; None when it is damaged or gone.
 
     It may have another name there.
     """
     try:
         return dataclasses.replace(store.load(info.name).to_data(), name=spec.name)
-    except (DamagedEntryError, StoreReadError) as error:
+    except (VersionNotFoundError, DamagedEntryError, StoreReadError) as error:
         notice(f"{_summary(error)}; {spec.name!r} is built, not copied")
         return None
 

@@ -73,7 +73,7 @@ def diff(a: str, b: str, location: str | None, config: str | None, as_json: bool
 )
 @json_option
 def gc(location: str | None, config: str | None, keep: int, as_json: bool) -> None:
-    """Remove old versions and what killed processes left behind."""
+    """Remove old versions with their certificates and artifacts, and what was left behind."""
     report = open_cache(location, config, writable=True).gc(keep=keep)
     if as_json:
         echo_json(asdict(report))

@@ -49,6 +49,7 @@ def test_nothing_is_pickled_or_evaluated():
     [
         ("StoreNotFoundError", (FileNotFoundError,), 1),
         ("VersionNotFoundError", (LookupError,), 1),
+        ("VersionRemovedError", (errors.VersionNotFoundError,), 1),
         ("EntryNotFoundError", (KeyError,), 1),
         ("InvalidEntryError", (ValueError,), 1),
         ("FormatVersionError", (ValueError,), 1),

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,7 @@ from cache.errors import (
     StoreNotFoundError,
     StoreWriteError,
     VersionNotFoundError,
+    VersionRemovedError,
 )
 from cache.source import without_password
 from tests.cache.samples import entries, files_of, published, truth_of
@@ -139,6 +141,72 @@ def test_push_then_pull_gives_the_same_files(store, tmp_path, url):
     assert got.version == store.current
     assert files_of(cache.open_store(tmp_path / "n.zarr")) == files_of(store)
     assert {path.name for path in tmp_path.iterdir()} == {"m.zarr", "n.zarr"}
+
+
+def written_files(location, before):
+    """The sizes of the files that were written since ``before`` was taken of the folder."""
+    now = {path: path.stat() for path in location.rglob("*") if path.is_file()}
+    return [at.st_size for path, at in now.items() if before.get(path) != at.st_ino]
+
+
+@pytest.mark.parametrize("make_current", [True, False])
+@pytest.mark.parametrize("way", ["pull", "unpack", "push"])
+def test_a_shipment_counts_every_file_that_is_written(store, tmp_path, way, make_current):
+    cache.pack(store, tmp_path / "a.zip")
+    location = tmp_path / "n.zarr"
+    ways = {
+        "pull": lambda: cache.pull(store.location, location, make_current=make_current),
+        "unpack": lambda: cache.unpack(tmp_path / "a.zip", location, make_current=make_current),
+        "push": lambda: cache.push(store, str(location), make_current=make_current),
+    }
+    total = 6
+    for there in ("nothing", "another version", "all"):
+        if there == "another version":
+            shutil.rmtree(location)
+            published(location, entries(1, scale=4))
+        files = location.rglob("*")
+        before = {path: path.stat().st_ino for path in files if path.is_file()}
+        done = ways[way]()
+        sizes = written_files(location, before)
+        assert (done.copied, done.copied_bytes) == (len(sizes), sum(sizes))
+        assert done.copied + done.kept == total
+        root_is_kept = there == "another version" and not make_current
+        assert done.kept == (total if there == "all" else int(root_is_kept))
+
+
+def test_push_and_pull_through_a_url_count_alike(store, tmp_path, url):
+    sent = cache.push(store, url)
+    assert sent == cache.Shipment(store.current, 6, 0, sum(map(len, files_of(store).values())))
+    assert cache.pull(url, tmp_path / "n.zarr") == sent
+    assert cache.pull(url, tmp_path / "n.zarr") == cache.push(store, url)
+
+
+def test_a_version_that_is_removed_as_it_is_shipped_is_no_damage(store, tmp_path, url):
+    cache.push(store, url)
+    far = cache.open_store(url)
+    place = far.source.path(far.version().id)
+    far.source.filesystem.rm(place, recursive=True)
+    gone = tmp_path / "m.zarr" / store.current
+    for sending in (far, store):
+        sending.version()
+        shutil.rmtree(gone, ignore_errors=True)
+        with pytest.raises(VersionNotFoundError, match="holds no version"):
+            cache.push(sending, f"{url}2")
+        with pytest.raises(VersionRemovedError, match="was removed while it was read"):
+            sending.load("causal/q4")
+
+
+def test_a_pull_of_what_is_removed_meanwhile_installs_nothing(store, tmp_path, monkeypatch):
+    chunk = ship._chunk
+
+    def removing(source, key, length):
+        shutil.rmtree(tmp_path / "m.zarr" / store.current, ignore_errors=True)
+        return chunk(source, key, length)
+
+    monkeypatch.setattr(ship, "_chunk", removing)
+    with pytest.raises(VersionRemovedError, match="Open the cache again"):
+        cache.pull(store.location, tmp_path / "n.zarr")
+    assert not (tmp_path / "n.zarr").exists()
 
 
 def test_a_url_is_read_in_place(store, url):

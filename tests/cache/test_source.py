@@ -4,16 +4,19 @@ import itertools
 import os
 import stat
 import threading
+import time
 import zipfile
+from typing import ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import cache
 from cache.archive import ZipSource
 from cache.errors import DamagedEntryError, StoreReadError
-from cache.remote import url_source
-from cache.source import FolderSource
+from cache.remote import RemoteWriter, url_source
+from cache.source import FolderSource, UrlSource
 from tests.cache.samples import entries, files_of, published
 
 _NAMES = itertools.count()
@@ -82,6 +85,69 @@ def test_eight_threads_read_at_once(source, files):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+class OneConnection(MemoryFileSystem):
+    """A file system that notes how many threads are in it at once, as ftp has one connection."""
+
+    protocol = "lone"
+    inside: ClassVar = []
+    most = 0
+    calls = 0
+
+    def __getattribute__(self, name):
+        if name not in {"cat_file", "exists", "info", "invalidate_cache", "ls"}:
+            return super().__getattribute__(name)
+        method = getattr(MemoryFileSystem, name)
+
+        def noting(*arguments, **options):
+            kind, thread = type(self), threading.get_ident()
+            kind.calls += 1
+            kind.inside.append(thread)
+            kind.most = max(kind.most, len(set(kind.inside)))
+            time.sleep(0.002)
+            try:
+                return method(self, *arguments, **options)
+            finally:
+                kind.inside.remove(thread)
+
+        return noting
+
+
+class ManyConnections(OneConnection):
+    async_impl = True
+
+
+@pytest.mark.parametrize("kind", [OneConnection, ManyConnections])
+def test_calls_of_a_file_system_that_is_not_async_come_one_at_a_time(tmp_path, kind):
+    store = published(tmp_path / "m.zarr")
+    name = f"bucket{next(_NAMES)}/m.zarr"
+    cache.push(store, f"memory://{name}")
+    # Two sources of one thread share the file system, as fsspec has it.
+    sources = [UrlSource(f"lone://{name}", kind(), f"/{name}") for _ in range(2)]
+    assert sources[0].filesystem is sources[1].filesystem
+    acts = (
+        lambda source: source.read("zarr.json", 1000),
+        lambda source: source.version_ids(),
+        lambda source: source.file_sizes(store.current),
+        lambda source: source.strangers(),
+        lambda source: RemoteWriter(source).holds("zarr.json", b"other"),
+    )
+    gate = threading.Barrier(2 * len(acts))
+
+    def call(act, source):
+        gate.wait()
+        act(source)
+
+    threads = [
+        threading.Thread(target=call, args=(act, source)) for act in acts for source in sources
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert kind.calls > 20
+    assert (kind.most == 1) == (kind is OneConnection)
 
 
 def test_a_folder_lists_versions_only(tmp_path):

@@ -1,4 +1,4 @@
-"""Publishing under trouble: other writers, kills, full disks, and gc."""
+"""Publishing under trouble: other writers, kills, full disks."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ import pytest
 
 import cache
 from cache import writer
-from cache.errors import DamagedEntryError, StoreWriteError, VersionNotFoundError
+from cache.errors import DamagedEntryError, StoreWriteError
 from tests.cache import crash
 from tests.cache.samples import entries, files_of, published
 
@@ -229,143 +229,6 @@ def test_a_copy_that_was_cut_off_is_replaced(tmp_path):
     cache.open_store(store.location, writable=True).publish(entries())
     assert files_of(store) == before
     assert [path.name for path in tmp_path.iterdir()] == ["m.zarr"]
-
-
-def aged(store, version, seconds):
-    folder = Path(store.location) / version
-    when = folder.stat().st_mtime - seconds
-    os.utime(folder, (when, when))
-
-
-@pytest.fixture
-def five(tmp_path):
-    """A store of five versions, each an hour older than the next; the last is current."""
-    store = published(tmp_path / "m.zarr", entries(1, scale=1))
-    ids = [store.current, *(store.publish(entries(1, scale=s)) for s in (2, 3, 4, 5))]
-    for position, version in enumerate(ids):
-        aged(store, version, 7200 + 3600 * (5 - position))
-    return store, ids
-
-
-def test_gc_keeps_the_newest_and_the_current(five):
-    store, ids = five
-    report = store.gc(keep=2)
-    assert set(report.removed) == set(ids[:3])
-    assert report.freed_bytes > 0
-    assert [line.id for line in store.versions()] == [ids[4], ids[3]]
-    with pytest.raises(VersionNotFoundError, match="holds no version"):
-        store.load("causal/q4", ids[0])
-    assert store.verify() == []
-
-
-def test_gc_never_removes_the_current_version(five):
-    store, ids = five
-    store.use(ids[0])
-    assert set(store.gc(keep=1).removed) == set(ids[1:])
-    assert store.load("causal/q4").version == ids[0]
-
-
-def test_gc_reads_current_anew(five):
-    store, ids = five
-    other = cache.open_store(store.location, writable=True)
-    other.use(ids[1])
-    store.gc(keep=1)
-    assert cache.open_store(store.location).load("causal/q4").version == ids[1]
-
-
-def test_gc_leaves_young_versions(five):
-    store, ids = five
-    os.utime(Path(store.location) / ids[1])
-    assert set(store.gc(keep=1).removed) == {ids[0], ids[2], ids[3]}
-
-
-def test_publishing_again_makes_a_version_young(five):
-    store, ids = five
-    assert store.publish(entries(1, scale=1), make_current=False) == ids[0]
-    assert ids[0] not in store.gc(keep=1).removed
-
-
-def test_gc_sweeps_old_leftovers_only(five, tmp_path):
-    store, _ = five
-    for name in (".m.zarr.tmp-old", ".m.zarr.tmp-young", ".other.zarr.tmp-old"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "half").write_bytes(b"x" * 100)
-    for name in (".m.zarr.tmp-old", ".other.zarr.tmp-old"):
-        os.utime(tmp_path / name, (1, 1))
-    report = store.gc(keep=100)
-    assert report.swept == (str(tmp_path / ".m.zarr.tmp-old"),)
-    assert report.removed == ()
-    assert report.freed_bytes == 100
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"m.zarr", ".m.zarr.tmp-young", ".other.zarr.tmp-old"}
-
-
-def test_a_use_during_gc_wins(five, monkeypatch):
-    store, ids = five
-    rename = Path.rename
-
-    def racing(path, target):
-        if path.name == ids[0]:
-            monkeypatch.setattr(Path, "rename", rename)
-            other = cache.open_store(store.location, writable=True)
-            other.use(ids[0])
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", racing)
-    report = store.gc(keep=1)
-    assert ids[0] not in report.removed
-    assert cache.open_store(store.location).load("causal/q4").version == ids[0]
-
-
-def test_a_use_of_what_gc_took_is_refused_and_undone(five, monkeypatch):
-    store, ids = five
-    replace = writer.replace_file
-    removed = []
-
-    def racing(path, data, staging):
-        if not removed:
-            removed.append(Path(store.location, ids[0]).rename(staging / "gone"))
-        replace(path, data, staging)
-
-    monkeypatch.setattr(writer, "replace_file", racing)
-    with pytest.raises(VersionNotFoundError, match="removed by a gc"):
-        store.use(ids[0])
-    assert cache.open_store(store.location).current == ids[4]
-
-
-def test_a_publish_of_what_gc_takes_meanwhile_is_written_again(five, monkeypatch):
-    store, ids = five
-    replace = writer.replace_file
-    removed = []
-
-    def racing(path, data, staging):
-        if not removed:
-            removed.append(Path(store.location, ids[0]).rename(staging / "gone"))
-        replace(path, data, staging)
-
-    monkeypatch.setattr(writer, "replace_file", racing)
-    assert store.publish(entries(1, scale=1)) == ids[0]
-    assert removed
-    assert cache.open_store(store.location).verify() == []
-
-
-def test_a_second_gc_is_refused(five):
-    import fcntl
-
-    store, _ = five
-    descriptor = os.open(store.location, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(StoreWriteError, match="another gc is at"):
-            store.gc(keep=1)
-    finally:
-        os.close(descriptor)
-    assert len(store.gc(keep=1).removed) == 4
-
-
-def test_gc_wants_a_count(five):
-    with pytest.raises(ValueError, match="keep must be 1 or more, found 0"):
-        five[0].gc(keep=0)
 
 
 def test_published_files_have_the_umask_of_the_user(tmp_path):

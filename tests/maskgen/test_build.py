@@ -5,6 +5,7 @@ import importlib
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -230,6 +231,19 @@ def damaged(tmp_path):
     content = bytearray(chunk.read_bytes())
     content[len(content) // 2] ^= 1
     chunk.write_bytes(content)
+
+
+def test_entries_of_a_version_that_is_removed_meanwhile_are_built_and_that_is_said(tmp_path):
+    version = build(specs_of(CAUSAL), fresh(tmp_path)).version
+    store, said = fresh(tmp_path), []
+    store.version()
+    shutil.rmtree(Path(store.location) / version)
+    report = build(specs_of(CAUSAL), store, notice=said.append)
+    assert report.version == version
+    assert not any(row.reused for row in report.rows)
+    assert len(said) == 2
+    assert all(f"version {version[:12]} was removed while it was read" in text for text in said)
+    assert store.verify() == []
 
 
 def test_a_damaged_entry_is_built_anew_and_said(tmp_path):

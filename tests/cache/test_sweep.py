@@ -1,0 +1,346 @@
+"""gc: what it removes, what it leaves, and what meets it half-way."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import cache
+from cache import writer
+from cache.errors import (
+    DamagedEntryError,
+    StoreWriteError,
+    VersionNotFoundError,
+    VersionRemovedError,
+)
+from cache.source import FolderSource
+from tests.cache.samples import entries, files_of, published, truth_of
+
+
+def aged(store, version, seconds):
+    folder = Path(store.location) / version
+    when = folder.stat().st_mtime - seconds
+    os.utime(folder, (when, when))
+
+
+@pytest.fixture
+def five(tmp_path):
+    """A store of five versions, each an hour older than the next; the last is current."""
+    store = published(tmp_path / "m.zarr", entries(1, scale=1))
+    ids = [store.current, *(store.publish(entries(1, scale=s)) for s in (2, 3, 4, 5))]
+    for position, version in enumerate(ids):
+        aged(store, version, 7200 + 3600 * (5 - position))
+    return store, ids
+
+
+def test_gc_keeps_the_newest_and_the_current(five):
+    store, ids = five
+    report = store.gc(keep=2)
+    assert set(report.removed) == set(ids[:3])
+    assert report.freed_bytes > 0
+    assert [line.id for line in store.versions()] == [ids[4], ids[3]]
+    with pytest.raises(VersionNotFoundError, match="holds no version"):
+        store.load("causal/q4", ids[0])
+    assert store.verify() == []
+
+
+def test_gc_never_removes_the_current_version(five):
+    store, ids = five
+    store.use(ids[0])
+    assert set(store.gc(keep=1).removed) == set(ids[1:])
+    assert store.load("causal/q4").version == ids[0]
+
+
+def test_gc_reads_current_anew(five):
+    store, ids = five
+    other = cache.open_store(store.location, writable=True)
+    other.use(ids[1])
+    store.gc(keep=1)
+    assert cache.open_store(store.location).load("causal/q4").version == ids[1]
+
+
+def test_gc_leaves_young_versions(five):
+    store, ids = five
+    os.utime(Path(store.location) / ids[1])
+    assert set(store.gc(keep=1).removed) == {ids[0], ids[2], ids[3]}
+
+
+def test_publishing_again_makes_a_version_young(five):
+    store, ids = five
+    assert store.publish(entries(1, scale=1), make_current=False) == ids[0]
+    assert ids[0] not in store.gc(keep=1).removed
+
+
+def test_gc_sweeps_old_leftovers_only(five, tmp_path):
+    store, _ = five
+    for name in (".m.zarr.tmp-old", ".m.zarr.tmp-young", ".other.zarr.tmp-old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_bytes(b"x" * 100)
+    for name in (".m.zarr.tmp-old", ".other.zarr.tmp-old"):
+        os.utime(tmp_path / name, (1, 1))
+    report = store.gc(keep=100)
+    assert report.swept == (str(tmp_path / ".m.zarr.tmp-old"),)
+    assert report.removed == ()
+    assert report.freed_bytes == 100
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"m.zarr", ".m.zarr.tmp-young", ".other.zarr.tmp-old"}
+
+
+def test_a_use_during_gc_wins(five, monkeypatch):
+    store, ids = five
+    rename = Path.rename
+
+    def racing(path, target):
+        if path.name == ids[0]:
+            monkeypatch.setattr(Path, "rename", rename)
+            other = cache.open_store(store.location, writable=True)
+            other.use(ids[0])
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", racing)
+    report = store.gc(keep=1)
+    assert ids[0] not in report.removed
+    assert cache.open_store(store.location).load("causal/q4").version == ids[0]
+
+
+def test_a_use_of_what_gc_took_is_refused_and_undone(five, monkeypatch):
+    store, ids = five
+    replace = writer.replace_file
+    removed = []
+
+    def racing(path, data, staging):
+        if not removed:
+            removed.append(Path(store.location, ids[0]).rename(staging / "gone"))
+        replace(path, data, staging)
+
+    monkeypatch.setattr(writer, "replace_file", racing)
+    with pytest.raises(VersionNotFoundError, match="removed by a gc"):
+        store.use(ids[0])
+    assert cache.open_store(store.location).current == ids[4]
+
+
+def test_a_publish_of_what_gc_takes_meanwhile_is_written_again(five, monkeypatch):
+    store, ids = five
+    replace = writer.replace_file
+    removed = []
+
+    def racing(path, data, staging):
+        if not removed:
+            removed.append(Path(store.location, ids[0]).rename(staging / "gone"))
+        replace(path, data, staging)
+
+    monkeypatch.setattr(writer, "replace_file", racing)
+    assert store.publish(entries(1, scale=1)) == ids[0]
+    assert removed
+    assert cache.open_store(store.location).verify() == []
+
+
+def test_a_second_gc_is_refused(five):
+    import fcntl
+
+    store, _ = five
+    descriptor = os.open(store.location, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(StoreWriteError, match="another gc is at"):
+            store.gc(keep=1)
+    finally:
+        os.close(descriptor)
+    assert len(store.gc(keep=1).removed) == 4
+
+
+def test_gc_wants_a_count(five):
+    with pytest.raises(ValueError, match="keep must be 1 or more, found 0"):
+        five[0].gc(keep=0)
+
+
+def sidecar(store, version, *, age):
+    """A sidecar folder of 100 bytes that was last changed ``age`` seconds ago."""
+    folder = store.sidecar_dir(version)
+    folder.mkdir(parents=True)
+    (folder / "certificate.json").write_bytes(b"x" * 100)
+    when = folder.stat().st_mtime - age
+    os.utime(folder, (when, when))
+    return folder
+
+
+def test_gc_removes_the_sidecars_of_what_it_removes_and_no_others(five):
+    store, ids = five
+    os.utime(Path(store.location) / ids[2])
+    folders = [sidecar(store, version, age=0 if version == ids[0] else 9e6) for version in ids]
+    gone = [0, 1, 3]
+    sizes = [sum(store.source.file_sizes(ids[index]).values()) for index in gone]
+    report = store.gc(keep=1)
+    assert set(report.removed) == {ids[index] for index in gone}
+    assert [folder.exists() for folder in folders] == [False, False, True, False, True]
+    assert report.swept == tuple(sorted(str(folders[index]) for index in gone))
+    assert report.freed_bytes == sum(sizes) + 300
+
+
+def test_gc_sweeps_old_sidecars_of_no_version(five, tmp_path):
+    store, _ = five
+    old, young = (sidecar(store, digit * 64, age=age) for digit, age in (("0", 3700), ("1", 3500)))
+    notes = sidecar(store, "notes", age=9e6)
+    link = tmp_path / "attest" / ("2" * 64)
+    link.symlink_to(notes)
+    os.utime(link, (1, 1), follow_symlinks=False)
+    file = tmp_path / "attest" / ("3" * 64)
+    file.write_bytes(b"")
+    os.utime(file, (1, 1))
+    report = store.gc(keep=100)
+    assert (report.removed, report.swept, report.freed_bytes) == ((), (str(old),), 100)
+    assert not old.exists()
+    assert all(path.exists() for path in (young, notes / "certificate.json", link, file))
+
+
+def test_gc_leaves_the_sidecars_of_versions_that_stand_elsewhere_in_the_folder(five, tmp_path):
+    store, ids = five
+    cache.pull(store.location, tmp_path / "n.zarr", ids[0])
+    cache.pack(store, tmp_path / "p.zip", ids[1])
+    (tmp_path / "other.zip").write_bytes(b"no cache")
+    at_work = tmp_path / ".n.zarr.tmp-pull" / ids[2]
+    shutil.copytree(Path(store.location) / ids[2], at_work)
+    folders = [sidecar(store, version, age=9e6) for version in ids]
+    report = store.gc(keep=1)
+    assert set(report.removed) == set(ids[:4])
+    assert [folder.exists() for folder in folders] == [True, True, True, False, True]
+    (tmp_path / "p.zip").unlink()
+    assert store.gc(keep=1).swept == (str(folders[1]),)
+
+
+def test_a_sidecar_that_cannot_be_removed_is_typed(five, monkeypatch):
+    store, ids = five
+    folder = sidecar(store, ids[0], age=0)
+    rmtree = shutil.rmtree
+
+    def refuse(path, **options):
+        if path == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(
+        StoreWriteError, match=r"gc cannot remove from .*m\.zarr: .*attest"
+    ) as caught:
+        store.gc(keep=1)
+    assert (caught.value.file, caught.value.errno) == (str(folder), 13)
+    assert [line.id for line in store.versions()] == [ids[4]]
+
+
+@pytest.fixture
+def chunked(tmp_path, monkeypatch):
+    """A store of many small chunks with an old version, which is not current."""
+    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
+    store = published(tmp_path / "m.zarr", entries(4))
+    old = store.current
+    store.publish(entries(1, scale=9))
+    return store, old
+
+
+def act_at_read(monkeypatch, step, act):
+    """Call ``act`` once, before the read number ``step`` of any folder; returns the reads."""
+    read = FolderSource.read
+    keys = []
+
+    def acting(source, key, limit):
+        keys.append(key)
+        if len(keys) == step + 1:
+            act()
+        return read(source, key, limit)
+
+    monkeypatch.setattr(FolderSource, "read", acting)
+    return keys
+
+
+def test_a_version_that_gc_removes_while_it_is_read_is_no_damage(chunked):
+    store, old = chunked
+    reading = cache.open_store(store.location)
+    first = reading.load("causal/q4", old)
+    assert store.gc(keep=1, min_age_s=0).removed == (old,)
+    assert reading.load("causal/q4", old) is first
+    message = (
+        rf"version {old[:12]} was removed while it was read: expected .*/spans/c/\d, found neither "
+        r"it nor the version's document\. Open the cache again"
+    )
+    for load in (lambda: reading.load("causal/q16", old), lambda: reading.load_all(old)):
+        with pytest.raises(VersionRemovedError, match=message) as caught:
+            load()
+        assert isinstance(caught.value, VersionNotFoundError)
+        assert caught.value.version == old
+        assert caught.value.file.startswith(f"{store.location}/{old}/spans/c/")
+    again = cache.open_store(store.location)
+    assert again.load("causal/q4").version == again.current != old
+
+
+@pytest.mark.parametrize("read", ["load_all", "load", "verify"])
+def test_a_removal_at_any_read_is_told_as_what_it_is(chunked, monkeypatch, read):
+    store, old = chunked
+    name = list(store.version(old).entries)[-1]
+    aside = Path(store.location).parent / "aside"
+    acts = {
+        "load_all": lambda far: far.load_all(old),
+        "load": lambda far: far.load(name, old),
+        "verify": lambda far: far.verify(old),
+    }
+    seen = []
+    for step in range(40):
+        with monkeypatch.context() as patch:
+            far = cache.open_store(store.location)
+            place = Path(store.location) / old
+            keys = act_at_read(patch, step, lambda place=place: place.rename(aside))
+            try:
+                acts[read](far)
+                seen.append("right")
+            except VersionNotFoundError as error:
+                seen.append(type(error).__name__)
+        if len(keys) <= step:
+            break
+        aside.rename(place)
+    assert seen[0] == "VersionNotFoundError"
+    assert set(seen[1:-1]) == {"VersionRemovedError"}
+    assert seen[-1] == "right"
+    assert len(seen) > 4
+
+
+@pytest.mark.parametrize("part", ["spans/c/0", "spans/zarr.json", "tables/c/0", "spans", "tables"])
+def test_what_alone_is_missing_is_damage(chunked, part):
+    store, old = chunked
+    reading = cache.open_store(store.location)
+    reading.version(old)
+    path = Path(store.location) / old / part
+    path.rename(path.parent / "aside")
+    with pytest.raises(DamagedEntryError, match=f"{part}.* is damaged: the file is missing"):
+        reading.load_all(old)
+
+
+def test_verify_of_all_passes_over_what_gc_removes_meanwhile(chunked, monkeypatch):
+    store, old = chunked
+    place = Path(store.location) / old
+    aside = Path(store.location).parent / "aside"
+    for step in range(1, 12):
+        with monkeypatch.context() as patch:
+            far = cache.open_store(store.location)
+            keys = act_at_read(patch, step, lambda: place.rename(aside))
+            assert far.verify() == []
+        assert any(key.startswith(old) for key in keys)
+        aside.rename(place)
+
+
+def test_a_current_version_that_is_removed_meanwhile_is_told(chunked, monkeypatch):
+    store, _ = chunked
+    far = cache.open_store(store.location)
+    place = Path(store.location) / store.current
+    act_at_read(monkeypatch, 2, lambda: shutil.rmtree(place))
+    with pytest.raises(VersionRemovedError, match=f"version {store.current[:12]} was removed"):
+        far.verify()
+
+
+def test_a_publish_of_what_gc_takes_as_it_is_checked_is_written_again(chunked, monkeypatch):
+    store, old = chunked
+    before = files_of(store)
+    place = Path(store.location) / old
+    act_at_read(monkeypatch, 2, lambda: shutil.rmtree(place))
+    assert store.publish(entries(4), make_current=False) == old
+    assert files_of(store) == before
+    assert len(truth_of(cache.open_store(store.location))) == 2
