@@ -3,10 +3,12 @@
 import contextlib
 import fcntl
 import json
+import os
 import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -22,30 +24,53 @@ from runtime.picture import PICTURE_FILE, draw_metrics
 def held(name: str) -> Iterator[None]:
     """Make the run folder and hold it for this process alone.
 
+    What was made is removed again at the end, unless something was written there.
+
     Raises:
         ConfigError: It is no folder, cannot be made, or refuses what the run writes.
         TrainingError: Another process trains there.
     """
+    if not name:
+        # As a path it would be the current folder.
+        raise ConfigError("run.folder", name, "must name a folder")
     folder = Path(name)
+    path = folder / ".lock"
     try:
+        missing = [made for made in (folder, *folder.parents) if not made.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = path.open("w")
     except OSError as error:
         raise ConfigError("run.folder", name, f"must be a writable folder ({error})") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise TrainingError(
-                f"another process trains in {name}; wait for it, or use another run.folder"
-            ) from error
-        try:
-            yield
-        except OSError as error:
-            if error.filename is None or folder not in Path(str(error.filename)).parents:
-                raise
-            rule = f"must hold what a run writes ({error.strerror}: {error.filename})"
-            raise ConfigError("run.folder", name, rule) from error
+    try:
+        with lock:
+            _take(lock, path)
+            try:
+                yield
+            except OSError as error:
+                if error.filename is None or folder not in Path(str(error.filename)).parents:
+                    raise
+                rule = f"must hold what a run writes ({error.strerror}: {error.filename})"
+                raise ConfigError("run.folder", name, rule) from error
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+    finally:
+        with contextlib.suppress(OSError):
+            for made in missing:
+                made.rmdir()
+
+
+def _take(lock: IO[str], path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who held it may have removed it since it was opened here, and another made a new one.
+        ours = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except OSError:
+        ours = False
+    if not ours:
+        raise TrainingError(
+            f"another process trains in {path.parent}; wait for it, or use another run.folder"
+        )
 
 
 def remove_checkpoints(folder: Path) -> None:

@@ -13,7 +13,7 @@ from maskgen.entry import MaskEntry
 from maskgen.spec import MaskSpec, read_specs
 from runtime.batches import StepPlan
 from runtime.config import Config
-from runtime.dataset import Dataset
+from runtime.dataset import PREPARE, Dataset
 from runtime.errors import ConfigError, DatasetError
 from runtime.masks import entries_name, load_bucket
 
@@ -39,22 +39,31 @@ class Session:
     """SHA-256 of everything that shapes the run."""
 
 
-def open_session(config: Config, config_path: str) -> Session:
+def open_session(config: Config, config_path: str, *, ranks: int = 1) -> Session:
     """Open the training data and the masks that it needs.
 
     Args:
         config: The run file.
         config_path: Its path, named in errors.
+        ranks: Drafters' devices of all processes.
 
     Raises:
         DatasetError: The data folder is missing, damaged or of other settings.
         BucketMissingError: The cache lacks an entry.
         StoreNotFoundError: There is no cache.
-        ConfigError: ``[masks]`` has no entry of that name, or entries disagree.
+        ConfigError: The ranks cannot share the batch, ``[masks]`` has no entry of that name,
+            entries disagree, or the data hold features and leave targets nothing to compute.
     """
+    train = config.train
+    if train.global_batch % ranks:
+        raise ConfigError(
+            "train.global_batch",
+            train.global_batch,
+            f"must be a multiple of the number of devices, {ranks}",
+        )
     specs = run_specs(config)
     dataset = Dataset.open(config.data.folder, "train")
-    train = config.train
+    _check_features(config, dataset)
     contexts = tuple(specs)
     if dataset.meta["context"] > contexts[-1]:
         raise DatasetError(
@@ -69,9 +78,11 @@ def open_session(config: Config, config_path: str) -> Session:
         for context in plan.contexts
     }
     sizes = {int(entry.spec.params["draft_block_size"]) for entry in entries.values()}
-    if len(sizes) > 1:
+    if len(sizes) > 1 or min(sizes) < 2:
         raise ConfigError(
-            "train.masks", train.masks, f"entries must share one draft_block_size, found {sizes}"
+            "train.masks",
+            train.masks,
+            f"entries must share one draft_block_size of at least 2, found {sizes}",
         )
     version = next(iter(entries.values())).version
     return Session(
@@ -82,6 +93,23 @@ def open_session(config: Config, config_path: str) -> Session:
         draft_block_size=sizes.pop(),
         fingerprint=fingerprint(config, entries, dataset),
     )
+
+
+def _check_features(config: Config, dataset: Dataset) -> None:
+    """Refuse data whose features lie elsewhere than the run file says."""
+    asked, held = config.data.features, dataset.meta["features"]
+    if asked not in ("auto", held):
+        raise DatasetError(
+            f"{dataset.folder} was prepared with data.features = {held!r}, and the run asks for "
+            f"{asked!r}; {PREPARE}"
+        )
+    if config.run.target_devices and dataset.has_features:
+        raise ConfigError(
+            "run.target_devices",
+            config.run.target_devices,
+            "must be empty where features are stored beside the samples; prepare the data with "
+            'data.features = "online"',
+        )
 
 
 def run_specs(config: Config) -> dict[int, MaskSpec]:

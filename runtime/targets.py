@@ -1,15 +1,17 @@
 """The frozen target in a run: a part of each drafter's step, or on devices of its own."""
 
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from runtime.config import Config
-from runtime.dataset import Dataset
+from runtime.dataset import PREPARE, Dataset
 from runtime.devices import Placement, place
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, DatasetError
 from runtime.step import FrozenTarget
 from runtime.target import Target
+from runtime.target_files import find_target
 from runtime.target_worker import RemoteTarget
 
 
@@ -35,6 +37,26 @@ def place_targets(config: Config, placement: Placement, share: tuple[int, int]) 
         used = ",".join(map(str, placement.devices))
         raise ConfigError(field, names, f"must be other GPUs than the drafters', {used}")
     return apart
+
+
+def check_target(config: Config, dataset: Dataset) -> None:
+    """Refuse another target than the data's before it is loaded, which takes long.
+
+    The files of a hub name may be yet to be downloaded: they are compared after the load only.
+
+    Raises:
+        DatasetError: The target's digest or the number of feature layers differs.
+        TargetNotFoundError: There is no such target.
+    """
+    wanted, held = config.target.num_features, len(dataset.layer_ids)
+    if wanted != held:
+        raise DatasetError(
+            f"{dataset.folder} was prepared for {held} feature layers, and target.num_features "
+            f"asks for {wanted}; {PREPARE}"
+        )
+    files = find_target(config.target.model)
+    if files.gguf_file is not None or Path(config.target.model).expanduser().is_dir():
+        dataset.check_target(files.digest, dataset.layer_ids)
 
 
 def frozen_targets(
@@ -68,18 +90,7 @@ def frozen_targets(
 
 
 def remote_targets(target: Target, placement: Placement, dataset: Dataset) -> list[RemoteTarget]:
-    """A target on every device of its own.
-
-    Raises:
-        ConfigError: The data hold features, so there is nothing for a target to compute.
-    """
-    if dataset.has_features:
-        raise ConfigError(
-            "run.target_devices",
-            ",".join(map(str, placement.devices)),
-            "must be empty where features are stored beside the samples; prepare the data with "
-            'data.features = "online"',
-        )
+    """A target on every device of its own."""
     return [
         RemoteTarget(device, partial(target.on(device).features, layer_ids=dataset.layer_ids))
         for device in placement.devices

@@ -55,7 +55,7 @@ def main(
     together, and the first writes the files.
     """
     overrides = [*settings]
-    overrides += [f"run.devices={devices}"] if devices else []
+    overrides += [f"run.devices={devices}"] if devices is not None else []
     overrides += [f"run.target_devices={target_devices}"] if target_devices is not None else []
     overrides += [f"train.anchors={anchors}"] if anchors else []
     with exiting_on_signals(), reporting():
@@ -137,7 +137,7 @@ def train(
     from runtime.run_folder import draw_run, export_if_older, remove_checkpoints, write_run_file
     from runtime.session import open_session
     from runtime.target import Target
-    from runtime.targets import frozen_targets, place_targets, remote_targets
+    from runtime.targets import check_target, frozen_targets, place_targets, remote_targets
     from runtime.trainer import Trainer, nothing_run
 
     processes = processes or single_process()
@@ -146,7 +146,9 @@ def train(
     placement = place(
         config.run.devices, dtype=config.target.dtype, threads=config.run.threads, share=share
     )
-    session = open_session(config, config_path)
+    apart = place_targets(config, placement, share)
+    ranks = len(placement.devices) * processes.size
+    session = open_session(config, config_path, ranks=ranks)
     folder = Path(config.run.folder)
     found, finished = None, None
     if processes.leads:
@@ -167,8 +169,8 @@ def train(
         processes.end()
         result = nothing_run(first_step, placement)
         return result, _closing_rows(config, session, result)
+    check_target(config, session.dataset)
     enter_thread(placement.devices[0], placement.threads)
-    apart = place_targets(config, placement, share)
     warm_up = WarmUp(
         cache.open_store(config.cache),
         session.mask_version,
@@ -192,8 +194,6 @@ def train(
         target_layer_ids=layer_ids,
     )
     weights = None
-    if processes.leads:
-        write_run_file(folder, config, session.mask_version, session.fingerprint)
     if processes.leads and state is None:
         weights = initial_drafter(target, session.dataset, config, network).state_dict()
     trainer = Trainer(
@@ -217,9 +217,11 @@ def train(
             trainer.prepare()
             warm_up.finish()
             trainer.start_from(weights=weights, state=state)
-            if fresh and processes.leads:
+            if processes.leads:
                 # Not before: until here the command may still be refused.
-                remove_checkpoints(folder)
+                if fresh:
+                    remove_checkpoints(folder)
+                write_run_file(folder, config, session.mask_version, session.fingerprint)
             if state is not None:
                 say(f"resuming from step {first_step} of {config.train.steps}")
             result = trainer.run(first_step)

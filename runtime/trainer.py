@@ -20,12 +20,7 @@ from runtime.crew import Crew
 from runtime.dataset import Dataset
 from runtime.devices import Placement, enter_thread
 from runtime.drafter import DrafterConfig
-from runtime.errors import (
-    ConfigError,
-    FrozenError,
-    NonFiniteError,
-    WorkerError,
-)
+from runtime.errors import FrozenError, NonFiniteError, WorkerError
 from runtime.freeze import FreezeGuard
 from runtime.monitor import Monitor
 from runtime.processes import Processes, single_process
@@ -66,7 +61,7 @@ class Trainer:
     """Trains a drafter on one or more devices, in one process or several.
 
     Args:
-        config: The run file.
+        config: The run file; all devices of all processes share its batch evenly.
         placement: Devices of this process.
         drafter_config: The network.
         targets: Frozen target parts of each device.
@@ -95,13 +90,6 @@ class Trainer:
         processes: Processes | None = None,
     ) -> None:
         self.processes = processes or single_process()
-        size = len(placement.devices) * self.processes.size
-        if config.train.global_batch % size:
-            raise ConfigError(
-                "train.global_batch",
-                config.train.global_batch,
-                f"must be a multiple of the number of devices, {size}",
-            )
         self.config = config
         self.drafter_config = drafter_config
         self.folder = Path(config.run.folder)

@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.devices import place
-from runtime.errors import ConfigError, WorkerError
+from runtime.errors import WorkerError
 from runtime.metrics import read_metrics
 from runtime.step import FrozenTarget
 from runtime.target_worker import RemoteTarget
-from runtime.targets import remote_targets
 from tests.runtime.tiny_run import (
     HIDDEN,
     LAYERS,
@@ -115,14 +113,6 @@ def test_a_target_that_fails_ends_the_run_with_its_error(tmp_path):
     assert isinstance(caught.value.__cause__, ValueError)
     ours = ("worker-", "feeder-", "target-")
     assert not [t for t in threading.enumerate() if t.name.startswith(ours)]
-
-
-def test_stored_features_leave_a_target_nothing_to_do(tmp_path):
-    config = make_config(tmp_path)
-    dataset = make_data(tmp_path / "data", LENGTHS)
-    build_masks(config)
-    with pytest.raises(ConfigError, match=r"run\.target_devices = 'cpu'.*data\.features"):
-        remote_targets(None, place("cpu"), dataset)
 
 
 @pytest.mark.gpu

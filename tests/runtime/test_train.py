@@ -65,6 +65,9 @@ def root(tmp_path_factory):
     target = byte_target()
     target.model.save_pretrained(folder / "target")
     target.tokenizer.save_pretrained(folder / "target")
+    other = byte_target(seed=1)
+    other.model.save_pretrained(folder / "other")
+    other.tokenizer.save_pretrained(folder / "other")
     prompts = [{"prompt": f"tell me {'more ' * (i % 4)}{i}"} for i in range(16)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     (folder / "run.toml").write_text(RUN_FILE.format(root=folder))
@@ -145,25 +148,59 @@ def test_other_settings_do_not_take_over_a_runs_checkpoints(root, trained):
         (["--set", "masks.cahce=x"], 2, "cahce"),
         (["--set", "train.global_batch=0"], 2, "must be at least 1"),
         (["--set", "train.lr=-1.0"], 2, "must be above 0"),
+        (["--set", "train.min_lr_ratio=-0.1"], 2, "must be at least 0"),
         (["--devices", "cpu,cpu,cpu"], 2, "must be a multiple of the number of devices, 3"),
+        (["--target-devices", "cpu"], 2, "must be empty where features are stored"),
+        (["--devices", ""], 2, "must be a device such as"),
+        (["--target-devices", "gpu"], 2, "must be a device such as"),
+        (["--set", "data.features=online"], 1, "prepared with data.features = 'stored'"),
+        (["--set", "target.num_features=3"], 1, "prepared for 2 feature layers"),
+        (["--set", "target.model={root}/other"], 1, "the run's target is"),
+        (["--set", "target.model={root}/none"], 1, "there is no such folder"),
     ],
 )
-def test_errors_are_one_line_with_an_exit_code(root, trained, options, code, message):
-    result = call(train, root, *options, "--set", f"run.folder={root}/other", code=code)
-    assert result.stderr.startswith("Error: ") or "\nError: " in result.stderr
+def test_a_mistake_is_told_in_one_line_before_the_target_is_loaded(
+    root, trained, monkeypatch, options, code, message
+):
+    loads = []
+    monkeypatch.setattr("runtime.target.Target.load", lambda *args, **kwargs: loads.append(args))
+    options = [option.format(root=root) for option in options]
+    result = call(train, root, *options, "--set", f"run.folder={root}/new/run", code=code)
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
     assert message in result.stderr
-    assert "Traceback" not in result.output
+    assert loads == []
+    assert not (root / "new").exists()
+
+
+def test_a_run_that_is_refused_after_the_load_leaves_nothing_either(root, trained):
+    options = ["--set", "drafter.num_layers=7", "--set", f"run.folder={root}/new/run"]
+    refused = call(train, root, *options, code=2)
+    assert "must be at most the target's 6 layers" in refused.stderr
+    assert not (root / "new").exists()
 
 
 def test_a_second_process_in_the_run_folder_is_refused(root, trained):
     with held(str(root / "run")):
-        result = call(train, root, code=1)
+        for _ in range(2):
+            result = call(train, root, code=1)
+            assert "another process trains in" in result.stderr
+
+
+def test_a_lock_that_its_holder_removed_is_none(root, trained, monkeypatch):
+    lock = root / "run" / ".lock"
+    monkeypatch.setattr("fcntl.flock", lambda *args: lock.unlink())
+    result = call(train, root, code=1)
     assert "another process trains in" in result.stderr
 
 
-def test_a_run_folder_that_is_a_file_is_refused(root, trained):
-    result = call(train, root, "--set", f"run.folder={root}/prompts.jsonl", code=2)
-    assert "must be a writable folder" in result.stderr
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("{root}/prompts.jsonl", "must be a writable folder"), ("", "must name a folder")],
+)
+def test_a_run_folder_that_is_none_is_refused(root, trained, name, message):
+    result = call(train, root, "--set", f"run.folder={name.format(root=root)}", code=2)
+    assert message in result.stderr
 
 
 def test_json_is_all_that_json_prints(root, trained):
@@ -173,10 +210,13 @@ def test_json_is_all_that_json_prints(root, trained):
 
 
 def test_fresh_forgets_nothing_when_the_command_is_refused(root, trained):
-    before = find_checkpoints(root / "run" / "checkpoints")
+    before = {path: path.stat().st_mtime_ns for path in (root / "run").rglob("*")}
+    assert find_checkpoints(root / "run" / "checkpoints")
     refused = call(train, root, "--fresh", "--devices", "cpu,cpu,cpu", code=2)
     assert "must be a multiple of the number of devices, 3" in refused.stderr
-    assert find_checkpoints(root / "run" / "checkpoints") == before != []
+    late = call(train, root, "--fresh", "--set", "drafter.num_layers=7", code=2)
+    assert "must be at most the target's 6 layers" in late.stderr
+    assert {path: path.stat().st_mtime_ns for path in (root / "run").rglob("*")} == before
 
 
 def test_a_stop_by_signal_saves_exports_and_exits_as_one(root, trained):

@@ -207,6 +207,34 @@ def test_data_of_longer_samples_than_the_largest_bucket_is_refused(tmp_path):
 
 
 def test_the_global_batch_must_divide(tmp_path):
-    config = prepared(tmp_path, "odd", run={"devices": "cpu,cpu,cpu"})
+    config = prepared(tmp_path, "odd")
+    assert open_session(config, "run.toml", ranks=2).plan.global_batch == 4
     with pytest.raises(ConfigError, match="must be a multiple of the number of devices, 3"):
-        make_trainer(config)
+        open_session(config, "run.toml", ranks=3)
+
+
+@pytest.mark.parametrize(("held", "other"), [("stored", "online"), ("online", "stored")])
+def test_features_elsewhere_than_the_run_file_says_are_refused(tmp_path, held, other):
+    config = prepared(tmp_path, "a", data={"features": held})
+    make_data(tmp_path / "a" / "data", LENGTHS, stored=held == "stored")
+    assert open_session(config, "run.toml").dataset.has_features == (held == "stored")
+    asking = make_config(tmp_path / "a", data={"folder": config.data.folder, "features": other})
+    with pytest.raises(DatasetError, match=f"features = '{held}'.*asks for '{other}'.*prepare"):
+        open_session(asking, "run.toml")
+
+
+def test_stored_features_leave_a_target_nothing_to_do(tmp_path):
+    config = prepared(tmp_path, "a", run={"target_devices": "cpu"})
+    with pytest.raises(ConfigError, match=r"run\.target_devices = 'cpu'.*data\.features"):
+        open_session(config, "run.toml")
+    make_data(tmp_path / "a" / "data", LENGTHS, stored=False)
+    assert not open_session(config, "run.toml").dataset.has_features
+
+
+def test_blocks_of_one_slot_leave_nothing_to_draft(tmp_path):
+    entry = {"name": "dflash", "family": "dflash", "kind": "layouts", "context": 32}
+    entry |= {"anchors": 16, "draft_block_size": 1, "draws": 3}
+    masks = {"cache": str(tmp_path / "masks.zarr"), "BLOCK_SIZE": 16, "entry": [entry]}
+    config = prepared(tmp_path, "a", masks=masks)
+    with pytest.raises(ConfigError, match=r"draft_block_size of at least 2, found \{1\}"):
+        open_session(config, "run.toml")
