@@ -73,11 +73,13 @@ class Group:
     def all_reduce(self, tensor: Tensor, op: Any = distributed.ReduceOp.SUM) -> None:
         """Reduce a tensor over the ranks in place, by sums unless told; capturable on a GPU."""
         if self.size > 1:
-            self.start_all_reduce(tensor, op).wait()
+            Pending(self._connected().allreduce([tensor], op=op)).wait()
 
-    def start_all_reduce(self, tensor: Tensor, op: Any = distributed.ReduceOp.SUM) -> Pending:
-        """Begin to reduce a tensor over the ranks in place."""
-        return Pending(self._connected().allreduce([tensor], op=op))
+    def start_all_reduces(self, tensors: Sequence[Tensor]) -> Pending:
+        """Begin to sum tensors of one dtype over the ranks in place, as one collective."""
+        if len(tensors) == 1:
+            return Pending(self._connected().allreduce(list(tensors)))
+        return Pending(self._connected().allreduce_coalesced(list(tensors)))
 
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite a tensor with that of rank 0."""
@@ -173,7 +175,8 @@ def _connect(store: Any, device: torch.device, rank: int, size: int) -> Any:
         from torch.distributed import ProcessGroupNCCL
 
         torch.cuda.set_device(device)
-        options = ProcessGroupNCCL.Options()
+        # A collective's few blocks go before the many that the backward pass has waiting.
+        options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = TIMEOUT
         backend: Any = ProcessGroupNCCL(prefixed, rank, size, options)
         # The first collective sets the connections up, which a capture could not.

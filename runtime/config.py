@@ -116,6 +116,9 @@ class TrainConfig:
     """Largest global gradient norm."""
     gamma: float = 4.0
     """Loss weight of slot k is exp(-(k-1)/gamma)."""
+    reduce_dtype: str = "float32"
+    """Dtype in which gradients are summed over the devices: ``float32``, or ``compute``, that of
+    the backward pass, which sends half the bytes on GPUs and rounds once more."""
     max_skipped: int = 8
     """Non-finite steps in a row that end the run."""
     log_every: int = 20
@@ -163,6 +166,7 @@ class Config:
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "target.dtype": ("auto", "float32", "bfloat16"),
+    "train.reduce_dtype": ("float32", "compute"),
     "data.too_long": ("cut", "skip", "refuse"),
     "data.features": ("auto", "stored", "online"),
     "drafter.init": ("target", "random"),
@@ -188,6 +192,7 @@ MINIMUM: Mapping[str, float] = {
     "drafter.num_layers": 1,
     "train.steps": 1,
     "train.global_batch": 1,
+    "train.min_lr_ratio": 0,
     "train.warmup_ratio": 0,
     "train.beta1": 0,
     "train.beta2": 0,

@@ -11,7 +11,7 @@ Shapes: B batch, S context tokens, Q draft rows (anchors x draft_block_size), H 
 K fused target layers, nh / nkv query / key-value heads, hd head_dim.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, cast
 
 import torch
@@ -166,15 +166,20 @@ class Drafter(nn.Module):
         cos, sin = angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
         return cos.to(self.dtype), sin.to(self.dtype)
 
-    def context(self, F: Tensor, positions: Tensor) -> list[KeyValue]:
-        """Every layer's keys and values of fused features ``F [B,S,H]``."""
+    def context(self, F: Tensor, positions: Tensor) -> Iterator[KeyValue]:
+        """Every layer's keys and values of fused features ``F [B,S,H]``.
+
+        Each pair is made when it is asked for: autograd goes back in the reverse order of what was
+        done, so a layer's own gradients are then finished, and reduced, before the next layer's.
+        """
         rope = self.rope(positions)
-        return [layer.self_attn.key_value(F, rope) for layer in self._draft_layers()]
+        for layer in self._draft_layers():
+            yield layer.self_attn.key_value(F, rope)
 
     def draft(
         self,
         x: Tensor,
-        context: Sequence[KeyValue],
+        context: Iterable[KeyValue],
         draft_positions: Tensor,
         attention: Attention,
     ) -> Tensor:

@@ -66,7 +66,7 @@ class Replica:
         with self.pool.activated():
             # Autograd accumulates a leaf's gradient on the stream that was current when its
             # accumulator was made, and hooks make it: that stream must be the captured one.
-            self.exchange = GradientExchange(self.optimizer, group)
+            self.exchange = GradientExchange(self.optimizer, group, reduce_dtype=train.reduce_dtype)
         objective = draft_objective
         if self.device.type == "cuda":
             objective = compiled_objective(self.drafter)

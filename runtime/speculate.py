@@ -161,7 +161,7 @@ class DraftSession:
         """Project the first ``count`` new features and append them to the drafter's cache."""
         F = self._drafter.fuse(features[:, :count])
         positions = torch.arange(position, position + F.shape[1], device=F.device)
-        new = self._drafter.context(F, positions)
+        new = list(self._drafter.context(F, positions))
         if context is None:
             return new
         return [

@@ -214,7 +214,8 @@ def test_cached_context_equals_a_whole_forward():
     attention = dense(torch.ones(3, 12, dtype=torch.bool))
     F = drafter.fuse(features)
     whole = drafter(x, F, positions, draft_positions, attention)
-    parts = [drafter.context(F[:, span], positions[span]) for span in (slice(0, 4), slice(4, 9))]
+    spans = (slice(0, 4), slice(4, 9))
+    parts = [list(drafter.context(F[:, span], positions[span])) for span in spans]
     context = [
         tuple(torch.cat(pair, dim=2) for pair in zip(*layer, strict=True))
         for layer in zip(*parts, strict=True)
