@@ -7,13 +7,14 @@ a  naive: every thread builds each step's mask with a compiled ``create_block_ma
 b  the tracing check patched away (``error_on_nested_fx_trace = False``).
 c  a lock around mask building (eager) and around each step for as long as steps still compile.
 d  this runtime: prebuilt masks, buckets, one captured graph a bucket, gradients summed.
-d1 the same on the first device alone.
-u  the usual way: one process per GPU, attention alone compiled, eager ``create_block_mask``.
+d1 the same on the first device alone; dc as d, gradients summed in the dtype of compute.
+u  the usual way: one process per GPU, attention alone compiled, eager ``create_block_mask``,
+   gradients summed while the backward pass goes on.
 
-All train the same drafter on the same draws of lengths and anchors with the same optimizer; only d
-sums gradients over the ranks, which the others are spared. Tokens are true context tokens, padding
-not counted. ``late`` is the second half of the time, when most compiling is over. A ratio is that
-of d to the line's own figure.
+All train the same drafter on the same draws of lengths and anchors with the same optimizer. The
+threads of a, b and c sum no gradients: where one crashes or stands still, the others would hang.
+Tokens are true context tokens, padding not counted. ``late`` is the second half of the time, when
+most compiling is over. A ratio is that of d to the line's own figure.
 """
 
 import argparse
@@ -49,6 +50,8 @@ from runtime.replica import Replica
 from runtime.worker import Coordinator, Worker
 
 FAR = 1_000_000
+STATIC = ("d", "d1", "dc")
+"""Variants of this runtime."""
 
 
 def steps_of(size: Size) -> Iterator[tuple[int, Step]]:
@@ -85,6 +88,7 @@ def run_static(
     entries: dict[int, MaskEntry],
     seconds: float,
     results: Results,
+    reduce_dtype: str = "float32",
 ) -> list[Tally]:
     """Variant d: this runtime."""
     torch._dynamo.reset()
@@ -93,7 +97,9 @@ def run_static(
     replicas = []
     for group in groups:
         began = time.perf_counter()
-        replica = make_replica(size, placement, group, entries, batch=1, steps=FAR)
+        replica = make_replica(
+            size, placement, group, entries, batch=1, steps=FAR, reduce_dtype=reduce_dtype
+        )
         replica.prepare(lambda line: None)
         fill_inputs(size, replica)
         took = time.perf_counter() - began
@@ -156,11 +162,12 @@ def run(
 ) -> list[Tally]:
     """One variant."""
     size = SIZES[size_name]
-    if mode in ("d", "d1"):
+    if mode in STATIC:
         chosen = placement
         if mode == "d1":
             chosen = dataclasses.replace(placement, devices=placement.devices[:1])
-        return run_static(size, chosen, build_entries(size), seconds, results)
+        dtype = "compute" if mode == "dc" else "float32"
+        return run_static(size, chosen, build_entries(size), seconds, results, dtype)
     if mode == "u":
         return run_processes(size_name, placement, seconds)
     return run_threads(size, placement, seconds, locked=mode == "c", patched=mode == "b")
@@ -188,7 +195,7 @@ def report(
     if mode == "c":
         waited = sum(tally.waited_s for tally in tallies)
         results.add(case, "waited for the lock", waited, "s")
-    if mode in ("d", "d1"):
+    if mode in STATIC:
         host_ms = max(tally.host_ms for tally in tallies)
         results.add(case, "host time of a step, copies and replay", host_ms, "ms")
 
@@ -200,7 +207,7 @@ def main() -> None:
     parser.add_argument("--devices", default="auto")
     parser.add_argument("--modes", default="d,d1,u,c,b,a")
     parser.add_argument("--seconds", type=float, default=45.0, help="of a, b, c and u")
-    parser.add_argument("--static-seconds", type=float, default=15.0, help="of d and d1")
+    parser.add_argument("--static-seconds", type=float, default=15.0, help="of d, d1 and dc")
     parser.add_argument("--out", default="benchmarks/results.csv")
     options = parser.parse_args()
     logging.getLogger("torch._dynamo").setLevel(logging.WARNING)
@@ -215,7 +222,7 @@ def main() -> None:
         # A variant that hangs says where, and ends the benchmark.
         faulthandler.dump_traceback_later(6 * options.seconds, exit=True)
         with log.counting():
-            seconds = options.static_seconds if mode in ("d", "d1") else options.seconds
+            seconds = options.static_seconds if mode in STATIC else options.seconds
             tallies = run(mode, options.size, placement, seconds, results)
         faulthandler.cancel_dump_traceback_later()
         report(mode, size, tallies, best, results)

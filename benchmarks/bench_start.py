@@ -100,6 +100,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="tiny", choices=("large", "small", "tiny"))
     parser.add_argument("--devices", help="default: two GPUs, one, or the CPU")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--keep", type=Path, help="leave the caches in this folder")
     parser.add_argument("--out", default="benchmarks/results.csv")
     parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -111,8 +113,8 @@ def main() -> None:
         return
     results = Results("bench_start", options.out, options.devices.partition(":")[0])
     with tempfile.TemporaryDirectory() as name:
-        for case in CASES:
-            found = in_a_process(case, options, Path(name))
+        for case in options.cases.split(","):
+            found = in_a_process(case, options, options.keep or Path(name))
             where = f"{options.size}, {case}"
             for what, seconds in found["rows"]:
                 results.add(where, what, seconds, "s")

@@ -9,6 +9,7 @@ the CPU (``--size tiny``) the same script runs eagerly, as a check of itself.
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -52,13 +53,12 @@ KINDS_OF_KERNEL = {
 """What a kernel is, by what its name contains; the first that fits."""
 
 
-def kernel_times(step: StaticStep, replica: Replica, replays: int = 3) -> dict[str, float]:
-    """Milliseconds of a replay that each kind of kernel takes."""
+def kernel_times(run: Callable[[], None], replays: int = 3) -> dict[str, float]:
+    """Milliseconds of GPU time that each kind of kernel takes in a replay, which ``run`` begins."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        with replica.pool.activated():
-            for _ in range(replays):
-                step.run()
-        replica.pool.synchronize()
+        for _ in range(replays):
+            run()
+        torch.cuda.synchronize()
     times = dict.fromkeys((*KINDS_OF_KERNEL, "other"), 0.0)
     for event in profile.events():
         name = event.name.lower()
@@ -85,7 +85,9 @@ def measure(size_name: str, placement: Placement, kind: str, runs: int, results:
         results.add(f"{case}, ctx{context}", "step", ms, "ms")
     if replica.device.type == "cuda":
         largest = max(replica.steps)
-        for kernels, ms in kernel_times(replica.steps[largest], replica).items():
+        with replica.pool.activated():
+            found = kernel_times(replica.steps[largest].run)
+        for kernels, ms in found.items():
             results.add(f"{case}, ctx{largest}", f"kernels, {kernels}", ms, "ms")
         peak = torch.cuda.max_memory_reserved(replica.device) / 2**30
         results.add(case, "peak reserved", peak, "GiB")

@@ -4,6 +4,7 @@ Any device may run them, each in a thread or a process of its own; nothing is pr
 """
 
 import contextlib
+import dataclasses
 import logging
 import multiprocessing
 import threading
@@ -15,13 +16,13 @@ from unittest import mock
 
 import torch
 import torch._dynamo
-from torch import Tensor
+from torch import Tensor, distributed
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from benchmarks.tally import Tally
 from benchmarks.workload import SIZES, Size, frozen_target
-from runtime.collectives import Group
+from runtime.collectives import Group, make_groups
 from runtime.config import TrainConfig
 from runtime.devices import Placement, enter_thread
 from runtime.drafter import Drafter
@@ -30,6 +31,7 @@ from runtime.exchange import GradientExchange
 from runtime.internals import EAGER_ATTENTION
 from runtime.loss import block_targets
 from runtime.optimizer import FlatAdamW
+from runtime.processes import Processes
 from runtime.replica import adamw_settings, backward_stages
 from runtime.step import draft_objective
 
@@ -41,11 +43,12 @@ def length_of(size: Size, rank: int, step: int) -> int:
 
 
 class NaiveStep:
-    """One rank's eager training step with compiled attention."""
+    """One rank's eager training step with compiled attention; a group sums its gradients."""
 
-    def __init__(self, size: Size, placement: Placement, rank: int) -> None:
+    def __init__(self, size: Size, placement: Placement, rank: int, group: Group | None) -> None:
         self.size = size
         self.device = placement.devices[rank]
+        self.group = group or Group(None, 0, 1)
         self.target = frozen_target(size, placement, self.device)
         self.drafter = Drafter(size.drafter_config()).to(self.device)
         self.optimizer = FlatAdamW(
@@ -53,10 +56,13 @@ class NaiveStep:
             adamw_settings(TrainConfig(steps=100_000, lr=1e-5)),
             device=self.device,
             dtype=placement.compute_dtype,
-            num_sums=0,
+            num_sums=1,
             stages=backward_stages(self.drafter),
         )
-        self.exchange = GradientExchange(self.optimizer, Group(None, 0, 1))
+        self.exchange = GradientExchange(self.optimizer, self.group)
+        self.exchange.reducing = self.group.size > 1
+        self.group.broadcast(self.optimizer.master)
+        self.optimizer.refresh()
         self.generator = torch.Generator(self.device).manual_seed(rank)
         self.steps = torch.zeros((), device=self.device)
 
@@ -103,9 +109,17 @@ class NaiveStep:
         )
         self.exchange.backward(result.loss)
         with torch.no_grad():
-            self.optimizer.step(targets.weights.sum(), self.steps)
+            self.optimizer.sums.copy_(targets.weights.sum())
+            self.exchange.finish()
+            self.optimizer.step(self.optimizer.sums[0], self.steps)
             self.steps.add_(1)
         torch.cuda.current_stream(device).synchronize()
+
+    def agree(self, wish: bool) -> bool:
+        """Whether all ranks of the group wish it."""
+        flag = torch.tensor(float(wish), device=self.device)
+        self.group.all_reduce(flag, distributed.ReduceOp.MIN)
+        return bool(flag)
 
 
 class Turns:
@@ -161,6 +175,7 @@ def run_rank(
     barrier: Any,
     lock: Any = None,
     patched: bool = False,
+    group: Group | None = None,
 ) -> None:
     """Step for some seconds; a step that raises is counted and the next one tried.
 
@@ -174,18 +189,19 @@ def run_rank(
         barrier: Where all ranks meet before the first step.
         lock: See ``Turns``.
         patched: Whether Dynamo's tracing check is switched off.
+        group: Sums gradients; its ranks all take the lengths of rank 0. None sums nothing.
     """
     enter_thread(placement.devices[rank], placement.threads)
     # In this thread: from torch 2.12 on Dynamo's settings belong to the thread.
     torch._dynamo.config.error_on_nested_fx_trace = not patched
-    step, turns = NaiveStep(size, placement, rank), Turns(lock, tally)
+    step, turns = NaiveStep(size, placement, rank, group), Turns(lock, tally)
     build = turns.around(build)
     attend = torch.compile(flex_attention)
     barrier.wait()
     tally.start()
     number = 0
-    while tally.passed() < seconds:
-        context = length_of(size, rank, number)
+    while step.agree(tally.passed() < seconds):
+        context = length_of(size, rank if group is None else 0, number)
         number += 1
         try:
             with turns.step():
@@ -226,20 +242,35 @@ def run_threads(
 
 
 def _process(
-    name: str, placement: Placement, rank: int, seconds: float, barrier: Any, answer: Any
+    name: str,
+    placement: Placement,
+    rank: int,
+    port: int,
+    seconds: float,
+    barrier: Any,
+    answer: Any,
 ) -> None:
-    tally = Tally()
-    run_rank(SIZES[name], placement, rank, seconds, tally, build=create_block_mask, barrier=barrier)
+    size, tally = len(placement.devices), Tally()
+    store = distributed.TCPStore("127.0.0.1", port, is_master=False)
+    own = dataclasses.replace(placement, devices=placement.devices[rank : rank + 1])
+    (group,) = make_groups(own, Processes(rank, size, rank, size, store))
+    run_rank(
+        SIZES[name], own, 0, seconds, tally, build=create_block_mask, barrier=barrier, group=group
+    )
     answer.put((rank, tally))
 
 
 def run_processes(name: str, placement: Placement, seconds: float) -> list[Tally]:
-    """A process per device, masks built eagerly: the usual way, variant u."""
+    """A process per device, masks built eagerly, gradients summed: the usual way, variant u."""
     context = multiprocessing.get_context("spawn")
-    barrier, answer = context.Barrier(len(placement.devices)), context.Queue()
+    size = len(placement.devices)
+    barrier, answer = context.Barrier(size), context.Queue()
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = [
-        context.Process(target=_process, args=(name, placement, rank, seconds, barrier, answer))
-        for rank in range(len(placement.devices))
+        context.Process(
+            target=_process, args=(name, placement, rank, store.port, seconds, barrier, answer)
+        )
+        for rank in range(size)
     ]
     for process in processes:
         process.start()

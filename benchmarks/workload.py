@@ -160,6 +160,7 @@ def make_replica(
     *,
     batch: int,
     steps: int = 1000,
+    reduce_dtype: str = "float32",
 ) -> Replica:
     """A replica with random first weights."""
     device = placement.devices[group.rank]
@@ -169,7 +170,9 @@ def make_replica(
         drafter_config=size.drafter_config(),
         target=frozen_target(size, placement, device),
         entries=entries,
-        train=TrainConfig(steps=steps, global_batch=batch * group.size, lr=1e-4),
+        train=TrainConfig(
+            steps=steps, global_batch=batch * group.size, lr=1e-4, reduce_dtype=reduce_dtype
+        ),
     )
     fill_inputs(size, replica)
     return replica
