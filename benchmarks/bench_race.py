@@ -13,14 +13,14 @@ u  the usual way: one process per GPU, attention alone compiled, eager ``create_
 
 All train the same drafter on the same draws of lengths and anchors with the same optimizer. The
 threads of a, b and c sum no gradients: where one crashes or stands still, the others would hang.
-Tokens are true context tokens, padding not counted. ``late`` is the second half of the time, when
-most compiling is over. A ratio is that of d to the line's own figure.
+A thread that does not end is counted, too. Tokens are true context tokens, padding not counted.
+``late`` is the second half of the time, when most compiling is over. A ratio is that of d to the
+line's own figure.
 """
 
 import argparse
 import collections
 import dataclasses
-import faulthandler
 import gc
 import logging
 import signal
@@ -32,9 +32,9 @@ from functools import partial
 
 import torch
 import torch._dynamo
-from torch._dynamo.utils import counters
 
-from benchmarks.naive import DynamoLog, length_of, run_processes, run_threads
+from benchmarks.contenders import Outcome, run_processes, run_threads
+from benchmarks.naive import length_of
 from benchmarks.results import Results
 from benchmarks.tally import Tally
 from benchmarks.workload import SIZES, Size, build_entries, fill_inputs, make_replica
@@ -89,7 +89,7 @@ def run_static(
     seconds: float,
     results: Results,
     reduce_dtype: str = "float32",
-) -> list[Tally]:
+) -> Outcome:
     """Variant d: this runtime."""
     torch._dynamo.reset()
     size_recompile_limits(len(entries), len(placement.devices))
@@ -154,12 +154,12 @@ def run_static(
     for replica in replicas:
         replica.teardown()
     leave_groups(groups, 60.0)
-    return tallies
+    return Outcome(tallies)
 
 
 def run(
     mode: str, size_name: str, placement: Placement, seconds: float, results: Results
-) -> list[Tally]:
+) -> Outcome:
     """One variant."""
     size = SIZES[size_name]
     if mode in STATIC:
@@ -170,13 +170,14 @@ def run(
         return run_static(size, chosen, build_entries(size), seconds, results, dtype)
     if mode == "u":
         return run_processes(size_name, placement, seconds)
-    return run_threads(size, placement, seconds, locked=mode == "c", patched=mode == "b")
+    return run_threads(size_name, placement, seconds, locked=mode == "c", patched=mode == "b")
 
 
 def report(
-    mode: str, size: Size, tallies: list[Tally], best: dict[str, float], results: Results
+    mode: str, size: Size, outcome: Outcome, best: dict[str, float], results: Results
 ) -> None:
     """Rows of one variant."""
+    tallies = outcome.tallies
     case = f"{size.name}, {len(tallies)} x {mode}"
     rates = {
         "tokens/s": sum(tally.rate() for tally in tallies),
@@ -195,6 +196,11 @@ def report(
     if mode == "c":
         waited = sum(tally.waited_s for tally in tallies)
         results.add(case, "waited for the lock", waited, "s")
+    if mode in ("a", "b", "c"):
+        results.add(case, "threads that did not end", outcome.stuck, "threads")
+        results.add(case, "graphs compiled by Dynamo", outcome.graphs, "graphs")
+        results.add(case, "recompile limit hit", outcome.limits, "times")
+        results.add(case, "eager calls of flex_attention", outcome.eager_calls, "calls")
     if mode in STATIC:
         host_ms = max(tally.host_ms for tally in tallies)
         results.add(case, "host time of a step, copies and replay", host_ms, "ms")
@@ -217,21 +223,10 @@ def main() -> None:
     results = Results("bench_race", options.out, placement.kind)
     best: dict[str, float] = {}
     for mode in options.modes.split(","):
-        began, graphs = time.monotonic(), counters["stats"]["unique_graphs"]
-        log = DynamoLog()
-        # A variant that hangs says where, and ends the benchmark.
-        faulthandler.dump_traceback_later(6 * options.seconds, exit=True)
-        with log.counting():
-            seconds = options.static_seconds if mode in STATIC else options.seconds
-            tallies = run(mode, options.size, placement, seconds, results)
-        faulthandler.cancel_dump_traceback_later()
-        report(mode, size, tallies, best, results)
-        if mode in ("a", "b", "c"):
-            case = f"{size.name}, {len(tallies)} x {mode}"
-            compiled = counters["stats"]["unique_graphs"] - graphs
-            results.add(case, "graphs compiled by Dynamo", compiled, "graphs")
-            results.add(case, "recompile limit hit", log.limits, "times")
-            results.add(case, "eager calls of flex_attention", log.eager_calls, "calls")
+        began = time.monotonic()
+        seconds = options.static_seconds if mode in STATIC else options.seconds
+        outcome = run(mode, options.size, placement, seconds, results)
+        report(mode, size, outcome, best, results)
         print(f"    {mode} took {time.monotonic() - began:.0f} s", flush=True)
         gc.collect()
         if placement.kind == "cuda":

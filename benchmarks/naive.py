@@ -4,34 +4,27 @@ Any device may run them, each in a thread or a process of its own; nothing is pr
 """
 
 import contextlib
-import dataclasses
-import logging
-import multiprocessing
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo
 from torch import Tensor, distributed
 from torch._dynamo.utils import counters
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from benchmarks.tally import Tally
-from benchmarks.workload import SIZES, Size, frozen_target
-from runtime.collectives import Group, make_groups
+from benchmarks.workload import Size, frozen_target
+from runtime.collectives import Group
 from runtime.config import TrainConfig
 from runtime.devices import Placement, enter_thread
 from runtime.drafter import Drafter
 from runtime.draws import raw_words
 from runtime.exchange import GradientExchange
-from runtime.internals import EAGER_ATTENTION
 from runtime.loss import block_targets
 from runtime.optimizer import FlatAdamW
-from runtime.processes import Processes
 from runtime.replica import adamw_settings, backward_stages
 from runtime.step import draft_objective
 
@@ -211,101 +204,3 @@ def run_rank(
             tally.crash(error)
             traceback.clear_frames(error.__traceback__)
     tally.finish()
-
-
-def run_threads(
-    size: Size, placement: Placement, seconds: float, *, locked: bool, patched: bool
-) -> list[Tally]:
-    """A thread per device, as variants a, b and c have them."""
-    torch._dynamo.reset()
-    # Dynamo's own limit, which the variant before may have raised.
-    torch._dynamo.config.recompile_limit = 8
-    tallies = [Tally() for _ in placement.devices]
-    options = {
-        "build": create_block_mask if locked else torch.compile(create_block_mask),
-        "barrier": threading.Barrier(len(tallies)),
-        "lock": threading.RLock() if locked else None,
-        "patched": patched,
-    }
-    threads = [
-        threading.Thread(
-            target=run_rank, args=(size, placement, rank, seconds, tally), kwargs=options
-        )
-        for rank, tally in enumerate(tallies)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    torch._dynamo.config.error_on_nested_fx_trace = True
-    return tallies
-
-
-def _process(
-    name: str,
-    placement: Placement,
-    rank: int,
-    port: int,
-    seconds: float,
-    barrier: Any,
-    answer: Any,
-) -> None:
-    size, tally = len(placement.devices), Tally()
-    store = distributed.TCPStore("127.0.0.1", port, is_master=False)
-    own = dataclasses.replace(placement, devices=placement.devices[rank : rank + 1])
-    (group,) = make_groups(own, Processes(rank, size, rank, size, store))
-    run_rank(
-        SIZES[name], own, 0, seconds, tally, build=create_block_mask, barrier=barrier, group=group
-    )
-    answer.put((rank, tally))
-
-
-def run_processes(name: str, placement: Placement, seconds: float) -> list[Tally]:
-    """A process per device, masks built eagerly, gradients summed: the usual way, variant u."""
-    context = multiprocessing.get_context("spawn")
-    size = len(placement.devices)
-    barrier, answer = context.Barrier(size), context.Queue()
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes = [
-        context.Process(
-            target=_process, args=(name, placement, rank, store.port, seconds, barrier, answer)
-        )
-        for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    found = dict(answer.get(timeout=seconds + 120) for _ in processes)
-    for process in processes:
-        process.join()
-    return [found[rank] for rank in sorted(found)]
-
-
-class DynamoLog(logging.Handler):
-    """Counts what Dynamo says about limits that it hit, and calls of uncompiled attention."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.limits = 0
-        self.eager_calls = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Count one record."""
-        self.limits += "recompile_limit" in record.getMessage()
-
-    @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count while this is open."""
-        owner, name = EAGER_ATTENTION
-        eager = getattr(owner, name)
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.eager_calls += 1
-            return eager(*args, **kwargs)
-
-        logger = logging.getLogger("torch._dynamo")
-        logger.addHandler(self)
-        try:
-            with mock.patch.object(owner, name, counted):
-                yield
-        finally:
-            logger.removeHandler(self)
