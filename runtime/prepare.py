@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runtime.options import config_options, reporting
+from runtime.progress import say
 
 if TYPE_CHECKING:
     from runtime.config import Config
@@ -124,7 +124,7 @@ def _up_to_date(folder: Path, key: str) -> dict[str, Any] | None:
             Dataset.open(folder, split)
     except DatasetError as error:
         check_replaceable(folder)
-        _say(f"preparing again: {str(error).removesuffix(f'; {PREPARE}')}")
+        say(f"preparing again: {str(error).removesuffix(f'; {PREPARE}')}")
         return None
     return found
 
@@ -141,7 +141,7 @@ def _make(config: "Config", placement: "Placement", folder: Path) -> dict[str, A
     records = read_records(config.data.prompts, counts.dropped)
     if not records:
         raise NoSamplesError("the prompt files hold nothing to use", counts.dropped)
-    _say(f"loading target {config.target.model}")
+    say(f"loading target {config.target.model}")
     target = Target.load(
         config.target.model, device=placement.devices[0], dtype=placement.compute_dtype
     )
@@ -246,10 +246,6 @@ def _table(meta: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 def _sorted(counter: Mapping[str, int]) -> dict[str, int]:
     return {reason: count for reason, count in sorted(counter.items()) if count}
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

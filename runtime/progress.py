@@ -1,9 +1,14 @@
-"""Progress of long work: a bar on a terminal, about ten plain lines elsewhere."""
+"""What a command tells while it works; of long work a bar on a terminal, or about ten lines."""
 
 import sys
 import time
 from types import TracebackType
 from typing import Any, Self
+
+
+def say(line: str) -> None:
+    """Tell the user a line, on standard error and at once."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 class Progress:
@@ -48,8 +53,4 @@ class Progress:
         if tenth > self._shown:
             self._shown = tenth
             seconds = time.perf_counter() - self._began
-            print(  # noqa: T201
-                f"{self.label}: {self._done * 100 // self.total} % ({seconds:.0f} s)",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"{self.label}: {self._done * 100 // self.total} % ({seconds:.0f} s)")

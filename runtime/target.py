@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from runtime.errors import ConfigError, TargetNotFoundError
 from runtime.target_files import find_target, read_target
+from runtime.unpacked import unpacked
 
 LAYER_NAMES = ("layers", "h", "blocks")
 NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
@@ -68,8 +69,9 @@ class Target:
             TargetNotFoundError: It is not there, or transformers cannot read it.
         """
         files = find_target(name_or_path)
-        model, tokenizer = read_target(files, str(name_or_path), torch.device(device), dtype)
-        return cls(model, tokenizer, name=str(name_or_path), digest=files.digest)
+        name = str(name_or_path)
+        model, tokenizer = read_target(unpacked(files, name), name, torch.device(device), dtype)
+        return cls(model, tokenizer, name=name, digest=files.digest)
 
     def on(self, device: torch.device) -> "Target":
         """A twin for another thread, on this device or another.

@@ -41,6 +41,8 @@ class TargetFiles:
     """Folder of the weights and the tokenizer."""
     gguf_file: str | None
     """Name of the GGUF file in ``folder``; None for a transformers folder."""
+    hub_name: str | None = None
+    """Of a model of the hub; ``folder`` may hold its config only."""
 
     @property
     def digest(self) -> str:
@@ -116,12 +118,11 @@ def read_target(
     source = str(files.folder)
     if files.gguf_file is not None:
         options["gguf_file"] = files.gguf_file
-    elif not Path(name).expanduser().is_dir():
-        # A hub name: the folder found may hold its config only.
-        source, options = name, {}
+    elif files.hub_name is not None:
+        source, options = files.hub_name, {}
     weights_dtype = resolve_dtype(dtype, device)
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             model = AutoModelForCausalLM.from_pretrained(source, dtype=weights_dtype, **options)
     except ImportError as error:
@@ -180,11 +181,11 @@ def _find_hub_target(name: str) -> TargetFiles:
             f"target {name!r} is neither {DEMO_TARGET!r}, a folder, a .gguf file nor a model that "
             f"the hub or its local cache has: {error}"
         ) from error
-    return TargetFiles(folder=Path(str(config)).parent, gguf_file=None)
+    return TargetFiles(folder=Path(str(config)).parent, gguf_file=None, hub_name=name)
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Without progress bars where no terminal would show them as such."""
     from transformers.utils import logging
 

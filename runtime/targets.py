@@ -1,7 +1,6 @@
 """The frozen target in a run: a part of each drafter's step, or on devices of its own."""
 
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -55,7 +54,7 @@ def check_target(config: Config, dataset: Dataset) -> None:
             f"asks for {wanted}; {PREPARE}"
         )
     files = find_target(config.target.model)
-    if files.gguf_file is not None or Path(config.target.model).expanduser().is_dir():
+    if files.hub_name is None:
         dataset.check_target(files.digest, dataset.layer_ids)
 
 

@@ -11,6 +11,7 @@ import click
 
 from runtime.leaving import exiting_on_signals
 from runtime.options import config_options, reporting
+from runtime.progress import say
 
 if TYPE_CHECKING:
     from runtime.config import Config
@@ -141,7 +142,7 @@ def train(
     from runtime.trainer import Trainer, nothing_run
 
     processes = processes or single_process()
-    say = _say if processes.leads else _say_nothing
+    report = say if processes.leads else _say_nothing
     share = (processes.local_rank, processes.local_size)
     placement = place(
         config.run.devices, dtype=config.target.dtype, threads=config.run.threads, share=share
@@ -157,13 +158,13 @@ def train(
                 folder / "checkpoints", session.fingerprint, config.train.steps
             )
         if not fresh and finished is None:
-            found = latest_state(folder / "checkpoints", session.fingerprint, say)
+            found = latest_state(folder / "checkpoints", session.fingerprint, report)
     first_step, state = found or (finished.step if finished else 0, None)
     # How often to save shapes no result, but at every save all ranks compare their weights.
     shape = f"{session.fingerprint[:16]}, saving every {config.train.save_every}"
     first_step = _agree_on_start(processes, first_step, shape)
     if first_step >= config.train.steps:
-        say(f"this run is finished: {first_step} steps; --fresh starts over")
+        report(f"this run is finished: {first_step} steps; --fresh starts over")
         if finished is not None:
             export_if_older(finished, folder)
         processes.end()
@@ -177,9 +178,9 @@ def train(
         (*placement.devices, *(apart.devices if apart else ())),
         save=save_artifacts and processes.leads,
         trust=trust_artifacts,
-        report=say,
+        report=report,
     )
-    say(f"loading target {config.target.model}")
+    report(f"loading target {config.target.model}")
     target = Target.load(
         config.target.model,
         device=(apart or placement).devices[0],
@@ -206,7 +207,7 @@ def train(
         dataset=session.dataset,
         plan=session.plan,
         fingerprint=session.fingerprint,
-        report=say,
+        report=report,
         processes=processes,
     )
     # What the steps need of it they hold; the rest need not stay on a GPU.
@@ -223,7 +224,7 @@ def train(
                     remove_checkpoints(folder)
                 write_run_file(folder, config, session.mask_version, session.fingerprint)
             if state is not None:
-                say(f"resuming from step {first_step} of {config.train.steps}")
+                report(f"resuming from step {first_step} of {config.train.steps}")
             result = trainer.run(first_step)
             if processes.leads:
                 scale = torch.tensor(session.dataset.feature_scale)
@@ -286,11 +287,6 @@ def _agree_on_start(processes: "Processes", first_step: int, fingerprint: str) -
             "data folder and mask cache"
         )
     return int(step)
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
-    sys.stderr.flush()
 
 
 def _say_nothing(line: str) -> None:

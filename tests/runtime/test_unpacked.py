@@ -1,0 +1,81 @@
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from runtime import unpacked
+from runtime.target import Target
+from runtime.target_files import find_target
+from tests.runtime.tiny_llama import tiny_model, tiny_tokenizer
+
+
+@pytest.fixture
+def gguf(tmp_path, monkeypatch):
+    """A GGUF file that transformers reads as a tiny Llama; and how often it did."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    read = []
+    from_model, from_tokenizer = AutoModelForCausalLM.from_pretrained, AutoTokenizer.from_pretrained
+
+    def model(source, **options):
+        if "gguf_file" not in options:
+            return from_model(source, **options)
+        read.append(options["dtype"])
+        packed = tiny_model().to(options["dtype"])
+        packed.config.quantization_config = {"quant_method": "gguf"}
+        packed.generation_config.eos_token_id = [2, 5]
+        return packed
+
+    def tokenizer(source, **options):
+        return tiny_tokenizer() if "gguf_file" in options else from_tokenizer(source, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", model)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", tokenizer)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return file, read
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_second_load_does_not_read_the_gguf_file(gguf, capsys, dtype):
+    file, read = gguf
+    first, second = Target.load(file, dtype=dtype), Target.load(file, dtype=dtype)
+    assert read == [torch.float32]
+    assert capsys.readouterr().err.count("unpacking model.gguf into") == 1
+    expected = tiny_model().to(dtype).state_dict()
+    for target in (first, second):
+        found = target.model.state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        assert target.dtype == dtype
+        assert target.eos_token_ids == {2, 5}
+        assert target.digest == find_target(file).digest
+        assert target.tokenizer.chat_template == tiny_tokenizer().chat_template
+        assert target.tokenizer("w3 w9").input_ids == [3, 9]
+
+
+def test_another_file_or_another_transformers_has_another_copy(gguf, monkeypatch):
+    file, read = gguf
+    Target.load(file)
+    file.write_bytes(b"GGUF2")
+    Target.load(file)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "9.0.0")
+    Target.load(file)
+    assert len(read) == len(list(unpacked.copies().iterdir())) == 3
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(gguf, tmp_path, capsys):
+    file, read = gguf
+    (tmp_path / "cache").write_text("in the way")
+    target = Target.load(file)
+    assert torch.equal(target.embed_weight, tiny_model().get_input_embeddings().weight)
+    assert read == [torch.float32, torch.float32]
+    assert (
+        "no copy of model.gguf is kept, so each start unpacks it again" in capsys.readouterr().err
+    )
+
+
+def test_a_large_file_is_read_where_it_is(gguf, monkeypatch, tmp_path):
+    file, read = gguf
+    monkeypatch.setattr(unpacked, "LARGEST", 3)
+    Target.load(file, dtype=torch.bfloat16)
+    assert read == [torch.bfloat16]
+    assert not (tmp_path / "cache").exists()
+
