@@ -78,4 +78,3 @@ def test_a_large_file_is_read_where_it_is(gguf, monkeypatch, tmp_path):
     Target.load(file, dtype=torch.bfloat16)
     assert read == [torch.bfloat16]
     assert not (tmp_path / "cache").exists()
-
