@@ -187,7 +187,13 @@ def run_rank(
     enter_thread(placement.devices[rank], placement.threads)
     # In this thread: from torch 2.12 on Dynamo's settings belong to the thread.
     torch._dynamo.config.error_on_nested_fx_trace = not patched
-    step, turns = NaiveStep(size, placement, rank, group), Turns(lock, tally)
+    try:
+        step = NaiveStep(size, placement, rank, group)
+    except Exception as error:
+        tally.crash(error)
+        barrier.abort()
+        raise
+    turns = Turns(lock, tally)
     build = turns.around(build)
     attend = torch.compile(flex_attention)
     barrier.wait()

@@ -39,8 +39,8 @@ class Tally:
         self.crashes[f"{type(error).__name__}: {lines[0][:100] if lines else ''}"] += 1
 
     def finish(self) -> None:
-        """Note the end."""
-        self.ended = self.passed()
+        """Note the end, of what was begun."""
+        self.ended = self.passed() if self.began else 0.0
 
     def rate(self, since: float = 0.0) -> float:
         """Tokens a second from ``since`` to the end."""

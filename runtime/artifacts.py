@@ -92,15 +92,15 @@ class ArtifactFile:
             raise ArtifactError(f"warm-up artifacts stand beside the cache: {error}") from error
 
     def check_writable(self) -> None:
-        """Make the folder, so that a long warm-up is not in vain.
+        """Try to write where the folder is or will be, so that a long warm-up is not in vain.
 
         Raises:
             ArtifactError: The cache is a zip or cannot be written.
         """
         try:
             cache.open_store(self.store.location, writable=True)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with staging_folder(self.path):
+            there = next(folder for folder in self.path.parents if folder.exists())
+            with staging_folder(there / self.path.name):
                 pass
         except (CacheError, OSError) as error:
             raise ArtifactError(

@@ -1,7 +1,7 @@
 """Gradients into the flat tensor, and over the ranks, while the backward pass goes on.
 
-In float32 the flat tensor itself is reduced, which sums bfloat16 gradients without rounding. In the
-dtype of compute what the backward pass gave is reduced before it is copied: half the bytes travel.
+In float32 the flat tensor itself is reduced, which rounds next to nothing of bfloat16 gradients. In
+the dtype of compute copies of what the backward pass gave are reduced first: half the bytes travel.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,12 @@ class GradientExchange:
             if len(found) < len(grads):
                 torch._foreach_zero_(list(stage.grad_views))
             if self.reducing and not self.exact:
-                matrices = [(view, grad.contiguous()) for view, grad in found if grad.dim() >= 2]
+                # Copies, since a gradient may be that of something else, too.
+                matrices = [
+                    (view, grad.clone(memory_format=torch.contiguous_format))
+                    for view, grad in found
+                    if grad.dim() >= 2
+                ]
                 found = [(view, grad) for view, grad in found if grad.dim() < 2]
                 if matrices:
                     self._pending.append(self.group.start_all_reduces([g for _, g in matrices]))

@@ -35,13 +35,15 @@ def held(name: str) -> Iterator[None]:
         raise ConfigError("run.folder", name, "must name a folder")
     folder = Path(name)
     path = folder / ".lock"
+    missing: list[Path] = []
     try:
-        missing = [made for made in (folder, *folder.parents) if not made.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
-    except OSError as error:
-        raise ConfigError("run.folder", name, f"must be a writable folder ({error})") from error
-    try:
+        try:
+            whole = folder.resolve()
+            missing += [made for made in (whole, *whole.parents) if not made.exists()]
+            whole.mkdir(parents=True, exist_ok=True)
+            lock = path.open("w")
+        except OSError as error:
+            raise ConfigError("run.folder", name, f"must be a writable folder ({error})") from error
         with lock:
             _take(lock, path)
             try:
@@ -55,8 +57,8 @@ def held(name: str) -> Iterator[None]:
                 with contextlib.suppress(OSError):
                     path.unlink()
     finally:
-        with contextlib.suppress(OSError):
-            for made in missing:
+        for made in missing:
+            with contextlib.suppress(OSError):
                 made.rmdir()
 
 

@@ -50,7 +50,18 @@ class TargetFiles:
 
         Weights, tokenizer, template and config count; a full read of large weights would not add
         protection against anything but deliberate change.
+
+        Raises:
+            TargetNotFoundError: A file cannot be read.
         """
+        try:
+            return self._digest()
+        except OSError as error:
+            raise TargetNotFoundError(
+                f"target {str(self.folder)!r} cannot be read: {error}; fetch the model again"
+            ) from error
+
+    def _digest(self) -> str:
         if self.gguf_file is not None:
             paths = [self.folder / self.gguf_file]
         else:
@@ -82,12 +93,12 @@ def find_target(name_or_path: str | Path) -> TargetFiles:
         return _find_demo_target()
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
-        if (path / "config.json").exists() or not ggufs:
+        if (path / "config.json").exists():
             return TargetFiles(folder=path, gguf_file=None)
-        if len(ggufs) > 1:
+        if len(ggufs) != 1:
             raise TargetNotFoundError(
-                f"target folder {name!r} must hold a config.json or one .gguf file, found "
-                f"{len(ggufs)} of them; name one of the files"
+                f"target folder {name!r} must hold a model (config.json, weights and tokenizer) or "
+                f"one .gguf file, found no config.json and {len(ggufs)} .gguf files"
             )
         return TargetFiles(folder=path, gguf_file=ggufs[0].name)
     if path.suffix == ".gguf" and path.is_file():

@@ -220,9 +220,9 @@ def train(
             trainer.start_from(weights=weights, state=state)
             if processes.leads:
                 # Not before: until here the command may still be refused.
+                write_run_file(folder, config, session.mask_version, session.fingerprint)
                 if fresh:
                     remove_checkpoints(folder)
-                write_run_file(folder, config, session.mask_version, session.fingerprint)
             if state is not None:
                 report(f"resuming from step {first_step} of {config.train.steps}")
             result = trainer.run(first_step)

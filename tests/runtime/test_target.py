@@ -233,7 +233,7 @@ def test_gguf_files_and_folders(tmp_path):
     assert find_target(tmp_path / "one.gguf").gguf_file == "one.gguf"
     assert find_target(tmp_path).gguf_file == "one.gguf"
     (tmp_path / "two.gguf").write_bytes(b"GGUF")
-    with pytest.raises(TargetNotFoundError, match=r"one \.gguf file, found 2"):
+    with pytest.raises(TargetNotFoundError, match=r"found no config\.json and 2 \.gguf files"):
         find_target(tmp_path)
 
 
@@ -244,8 +244,19 @@ def test_paths_that_are_not_there(tmp_path, name):
 
 
 def test_folder_without_a_model(tmp_path):
+    with pytest.raises(TargetNotFoundError, match=r"found no config\.json and 0 \.gguf files"):
+        Target.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(TargetNotFoundError, match="must be a causal language model"):
         Target.load(tmp_path)
+
+
+def test_a_file_that_was_never_fetched(tmp_path):
+    save_target(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(TargetNotFoundError, match=r"model\.safetensors'; fetch the model again"):
+        find_target(tmp_path).digest  # noqa: B018
 
 
 def test_hub_name_that_is_nowhere(monkeypatch):

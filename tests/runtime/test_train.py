@@ -196,11 +196,19 @@ def test_a_lock_that_its_holder_removed_is_none(root, trained, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("{root}/prompts.jsonl", "must be a writable folder"), ("", "must name a folder")],
+    [
+        ("{root}/prompts.jsonl", "must be a writable folder"),
+        ("{root}/new/" + "x" * 300, "must be a writable folder"),
+        ("{root}/new/../aside", "must be a writable folder"),
+        ("", "must name a folder"),
+    ],
+    ids=["file", "long", "detour", "empty"],
 )
 def test_a_run_folder_that_is_none_is_refused(root, trained, name, message):
     result = call(train, root, "--set", f"run.folder={name.format(root=root)}", code=2)
     assert message in result.stderr
+    assert not (root / "new").exists()
+    assert not (root / "aside").exists()
 
 
 def test_json_is_all_that_json_prints(root, trained):
