@@ -15,7 +15,13 @@ from pathlib import Path
 
 from cache.archive import ZipSource
 from cache.atomic import staging_folder, sync_folder, temp_prefix, write_synced
-from cache.errors import CacheError, DamagedEntryError, ShippingError, StoreWriteError
+from cache.errors import (
+    CacheError,
+    DamagedEntryError,
+    ShippingError,
+    StoreWriteError,
+    VersionNotFoundError,
+)
 from cache.layout import (
     ROOT_KEY,
     SECTIONS,
@@ -213,12 +219,15 @@ def _receive(
     reader = store.reader(version_id)
     writer = target.writer()
     keys = list(reader.file_keys())
+    shipment = None
     if version_id in target.source.version_ids():
-        damage = writer.damage(version_id)
-        if damage is not None:
-            raise damage
-        shipment = Shipment(version_id, 0, len(keys), 0)
-    else:
+        # A gc may take it as it is checked: then it is fetched.
+        with contextlib.suppress(VersionNotFoundError):
+            damage = writer.damage(version_id)
+            if damage is not None:
+                raise damage
+            shipment = Shipment(version_id, 0, len(keys), 0)
+    if shipment is None:
         folder = writer.folder
         partial = folder.parent / f"{temp_prefix(folder)}pull-{version_id[:16]}"
         with writer.typed_errors():

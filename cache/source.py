@@ -258,7 +258,11 @@ def read_part(source: Source, key: str, limit: int) -> bytes:
     # A gc moves a version away as one folder, so that its document tells this from damage.
     if source.read(version_key(version), MAX_DOCUMENT_BYTES) is None:
         raise VersionRemovedError(version, source.name(key))
-    raise DamagedEntryError(source.name(key), "the file is missing")
+    # A publish may have put the version back between the two reads.
+    data = source.read(key, limit)
+    if data is None:
+        raise DamagedEntryError(source.name(key), "the file is missing")
+    return data
 
 
 def check_size(name: str, size: int, limit: int) -> None:

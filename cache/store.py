@@ -217,6 +217,7 @@ class Store:
 
         Raises:
             StoreWriteError: The store is read-only, another gc runs, or the disk refuses.
+            StoreReadError: The store cannot be read.
             ValueError: ``keep`` is below 1.
         """
         if keep < 1:

@@ -5,12 +5,11 @@ import dataclasses
 import errno
 import os
 import shutil
-import stat
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cache.archive import ZipSource
-from cache.atomic import staging_folder, temp_prefix
+from cache.atomic import move_folder, staging_folder, temp_prefix
 from cache.errors import CacheError, StoreWriteError
 from cache.layout import SIDECARS, is_version_id, version_key
 from cache.writer import StoreWriter
@@ -42,18 +41,18 @@ def collect(writer: StoreWriter, keep: int, before: float) -> GcReport:
 
     Raises:
         StoreWriteError: Another gc runs, or the disk refuses.
+        StoreReadError: The store cannot be read.
     """
     with _typed_errors(writer.folder), _gc_lock(writer.folder):
-        leftovers = [
-            path
-            for path in sorted(writer.folder.parent.glob(f"{temp_prefix(writer.folder)}*"))
-            if _is_older(path, before)
-        ]
+        parent, prefix = writer.folder.parent, temp_prefix(writer.folder)
+        # Path.glob would find nothing, silently, in a folder that may not be listed.
+        found = [path for path in sorted(parent.iterdir()) if path.name.startswith(prefix)]
+        leftovers = [path for path in found if _is_older(path, before)]
         freed = _remove(leftovers)
         removed, nbytes = _remove_versions(writer, keep, before)
-        sidecars = _sidecars_of_none(writer.folder, removed, before)
-        freed += nbytes + _remove(sidecars)
-    return GcReport(tuple(removed), tuple(map(str, [*leftovers, *sidecars])), freed)
+        sidecars, sidecar_bytes = _remove_sidecars(writer, removed, before)
+    swept = tuple(map(str, [*leftovers, *sidecars]))
+    return GcReport(tuple(removed), swept, freed + nbytes + sidecar_bytes)
 
 
 def _remove_versions(writer: StoreWriter, keep: int, before: float) -> tuple[list[str], int]:
@@ -79,27 +78,79 @@ def _remove_versions(writer: StoreWriter, keep: int, before: float) -> tuple[lis
     return removed, freed
 
 
-def _sidecars_of_none(folder: Path, removed: list[str], before: float) -> list[Path]:
-    """Return the sidecar folders whose version is nowhere: those just removed, and old ones.
+def _remove_sidecars(
+    writer: StoreWriter, removed: list[str], before: float
+) -> tuple[list[Path], int]:
+    """Remove sidecar folders whose version is nowhere: those just removed, and old ones.
 
-    All stores and packed zips of one folder share its sidecars, so that each of them is asked.
+    Returns:
+        The folders, and the bytes of their files.
     """
-    parent = folder.parent
-    gone = [
-        path
-        for path in sorted((parent / SIDECARS).glob("*"))
-        if is_version_id(path.name)
-        and (path.name in removed or _is_older(path, before))
-        and stat.S_ISDIR(path.lstat().st_mode)
-        # A temporary folder counts too: what a publish or a pull is at will be a version.
-        and not any(parent.glob(f"*/{version_key(path.name)}"))
-    ]
-    packed: set[str] = set()
-    for path in parent.glob("*.zip") if gone else ():
-        # A zip that does not open as a cache has no use for sidecars.
-        with contextlib.suppress(CacheError), contextlib.closing(ZipSource(path)) as source:
-            packed.update(source.version_ids())
-    return [path for path in gone if path.name not in packed]
+    attest = writer.folder.parent / SIDECARS
+    ids: set[str] = set()
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(attest) as items:
+        ids.update(
+            item.name
+            for item in items
+            if is_version_id(item.name)
+            and item.is_dir(follow_symlinks=False)
+            and (item.name in removed or _is_older(Path(item.path), before))
+        )
+    gone = ids - _standing(writer, ids)
+    with staging_folder(writer.folder) as staging:
+        back = gone
+        try:
+            for version in gone:
+                # Another store's gc may take it first.
+                with contextlib.suppress(FileNotFoundError):
+                    (attest / version).rename(staging / version)
+            # A publish may have come in between.
+            back = _standing(writer, gone)
+        finally:
+            for version in back:
+                # Where a folder was written anew meanwhile, that one stays.
+                with contextlib.suppress(FileNotFoundError):
+                    move_folder(staging / version, attest / version)
+        taken = sorted(path.name for path in staging.iterdir() if path.name not in back)
+        return [attest / version for version in taken], _tree_bytes(staging)
+
+
+def _standing(writer: StoreWriter, ids: set[str]) -> set[str]:
+    """Return those of ``ids`` that the store, or another one or a zip beside it, holds or may hold.
+
+    All of them share one folder of sidecars. What cannot be looked into may hold any.
+    """
+    if not ids:
+        return ids
+    found = ids.intersection(writer.source.version_ids())
+    with os.scandir(writer.folder.parent) as items:
+        for item in items:
+            # A temporary folder counts too: what a publish or a pull is at will be a version.
+            found.update(
+                version for version in ids if _may_exist(Path(item.path, version_key(version)))
+            )
+            if item.name.endswith(".zip"):
+                try:
+                    if item.is_file():
+                        with zipfile.ZipFile(item.path) as packed:
+                            names = set(packed.namelist())
+                        found.update(version for version in ids if version_key(version) in names)
+                except FileNotFoundError:
+                    continue
+                except (zipfile.BadZipFile, OSError):
+                    # Damaged, or still being copied to here.
+                    return ids
+    return found
+
+
+def _may_exist(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _remove(folders: list[Path]) -> int:
@@ -134,7 +185,8 @@ def _typed_errors(folder: Path) -> Iterator[None]:
         raise StoreWriteError(
             name,
             f"gc cannot remove from {folder}: {name}: {error.strerror or error}; what it removed "
-            f"before stays removed. See that the folder may be written, then run it again",
+            f"before stays removed. See that the folder may be read and written, then run it "
+            f"again",
             error.errno,
         ) from error
 

@@ -25,7 +25,7 @@ from cache.errors import (
     VersionNotFoundError,
     VersionRemovedError,
 )
-from cache.source import without_password
+from cache.source import FolderSource, without_password
 from tests.cache.samples import entries, files_of, published, truth_of
 
 _NAMES = itertools.count()
@@ -207,6 +207,27 @@ def test_a_pull_of_what_is_removed_meanwhile_installs_nothing(store, tmp_path, m
     with pytest.raises(VersionRemovedError, match="Open the cache again"):
         cache.pull(store.location, tmp_path / "n.zarr")
     assert not (tmp_path / "n.zarr").exists()
+
+
+def test_a_pull_of_what_a_gc_takes_here_meanwhile_fetches_it(store, tmp_path, url, monkeypatch):
+    cache.push(store, url)
+    first = cache.pull(url, tmp_path / "n.zarr")
+    near = cache.open_store(tmp_path / "n.zarr", writable=True)
+    near.publish(entries(1, scale=9))
+    place = tmp_path / "n.zarr" / store.current
+    read, keys = FolderSource.read, []
+
+    def removing(source, key, limit):
+        keys.extend([key] if key.startswith(store.current) else [])
+        if len(keys) == 2:
+            shutil.rmtree(place, ignore_errors=True)
+        return read(source, key, limit)
+
+    monkeypatch.setattr(FolderSource, "read", removing)
+    assert cache.pull(url, tmp_path / "n.zarr") == first
+    monkeypatch.undo()
+    assert cache.open_store(tmp_path / "n.zarr").current == store.current
+    assert near.verify() == []
 
 
 def test_a_url_is_read_in_place(store, url):

@@ -198,7 +198,8 @@ def test_gc_leaves_the_sidecars_of_versions_that_stand_elsewhere_in_the_folder(f
     store, ids = five
     cache.pull(store.location, tmp_path / "n.zarr", ids[0])
     cache.pack(store, tmp_path / "p.zip", ids[1])
-    (tmp_path / "other.zip").write_bytes(b"no cache")
+    (tmp_path / "notes.txt").write_bytes(b"")
+    (tmp_path / "folder.zip").mkdir()
     at_work = tmp_path / ".n.zarr.tmp-pull" / ids[2]
     shutil.copytree(Path(store.location) / ids[2], at_work)
     folders = [sidecar(store, version, age=9e6) for version in ids]
@@ -209,23 +210,112 @@ def test_gc_leaves_the_sidecars_of_versions_that_stand_elsewhere_in_the_folder(f
     assert store.gc(keep=1).swept == (str(folders[1]),)
 
 
+def test_gc_keeps_all_sidecars_beside_a_zip_that_is_not_whole(five, tmp_path):
+    store, ids = five
+    packed = tmp_path / "p.zip"
+    cache.pack(store, packed, ids[0])
+    folders = [sidecar(store, version, age=9e6) for version in ids[:2]]
+    whole = packed.read_bytes()
+    for part in (b"no cache", whole[:-10]):
+        packed.write_bytes(part)
+        assert store.gc(keep=1).swept == ()
+    packed.write_bytes(whole)
+    assert store.gc(keep=1).swept == (str(folders[1]),)
+    assert folders[0].exists()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_gc_of_a_folder_that_may_not_be_listed_leaves_all_sidecars(
+    five, tmp_path, monkeypatch, number
+):
+    """Refused as leftovers are looked for, or before or after the sidecars were moved aside."""
+    store, ids = five
+    folders = [sidecar(store, version, age=9e6) for version in ids]
+    calls = []
+
+    def refusing(allowed):
+        def refuse(path="."):
+            if str(path) == str(tmp_path):
+                calls.append(path)
+                if len(calls) == number:
+                    raise PermissionError(13, "Permission denied", str(path))
+            return allowed(path)
+
+        return refuse
+
+    monkeypatch.setattr(os, "listdir", refusing(os.listdir))
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir))
+    message = rf"gc cannot remove from .*m\.zarr: {tmp_path}: Permission denied"
+    with pytest.raises(StoreWriteError, match=message):
+        store.gc(keep=1)
+    assert all((folder / "certificate.json").exists() for folder in folders)
+
+
+def test_gc_leaves_the_sidecars_of_a_store_that_it_may_not_enter(five, tmp_path, monkeypatch):
+    store, ids = five
+    other = published(tmp_path / "o.zarr", entries(1, scale=7))
+    folder = sidecar(other, other.current, age=9e6)
+    stat = os.stat
+
+    def refuse(path, **options):
+        if str(path).startswith(f"{other.location}/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert set(store.gc(keep=1).removed) == set(ids[:4])
+    monkeypatch.undo()
+    assert folder.exists()
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_sidecars_of_a_version_that_is_published_meanwhile_stay(five, monkeypatch, is_moved):
+    store, ids = five
+    fresh = cache.open_store(store.location, writable=True)
+    folder = sidecar(store, ids[0], age=9e6)
+    rename = Path.rename
+
+    def publish():
+        fresh.publish(entries(1, scale=1))
+        folder.mkdir(exist_ok=True)
+        (folder / "certificate.json").write_bytes(b"fresh")
+
+    def racing(path, target):
+        if path != folder:
+            return rename(path, target)
+        monkeypatch.undo()
+        acts = [publish, lambda: rename(path, target)]
+        for act in reversed(acts) if is_moved else acts:
+            act()
+        return target
+
+    monkeypatch.setattr(Path, "rename", racing)
+    report = store.gc(keep=1)
+    assert ids[0] in report.removed
+    assert report.swept == ()
+    assert fresh.current == ids[0]
+    assert (folder / "certificate.json").read_bytes() == b"fresh"
+    assert not list(folder.parent.parent.glob(".m.zarr.tmp-*"))
+
+
 def test_a_sidecar_that_cannot_be_removed_is_typed(five, monkeypatch):
     store, ids = five
     folder = sidecar(store, ids[0], age=0)
-    rmtree = shutil.rmtree
+    rename = Path.rename
 
-    def refuse(path, **options):
+    def refuse(path, target):
         if path == folder:
             raise PermissionError(13, "Permission denied", str(path))
-        rmtree(path, **options)
+        return rename(path, target)
 
-    monkeypatch.setattr(shutil, "rmtree", refuse)
+    monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(
         StoreWriteError, match=r"gc cannot remove from .*m\.zarr: .*attest"
     ) as caught:
         store.gc(keep=1)
     assert (caught.value.file, caught.value.errno) == (str(folder), 13)
     assert [line.id for line in store.versions()] == [ids[4]]
+    assert folder.exists()
 
 
 @pytest.fixture
@@ -312,6 +402,25 @@ def test_what_alone_is_missing_is_damage(chunked, part):
     path.rename(path.parent / "aside")
     with pytest.raises(DamagedEntryError, match=f"{part}.* is damaged: the file is missing"):
         reading.load_all(old)
+
+
+def test_a_version_that_is_put_back_as_it_is_read_is_no_damage(chunked, monkeypatch):
+    store, old = chunked
+    far = cache.open_store(store.location)
+    name = next(iter(far.version(old).entries))
+    place, aside = Path(store.location) / old, Path(store.location).parent / "aside"
+    place.rename(aside)
+    read = FolderSource.read
+
+    def publishing(source, key, limit):
+        data = read(source, key, limit)
+        if data is None and aside.exists():
+            aside.rename(place)
+        return data
+
+    monkeypatch.setattr(FolderSource, "read", publishing)
+    assert far.load(name, old).version == old
+    assert place.exists()
 
 
 def test_verify_of_all_passes_over_what_gc_removes_meanwhile(chunked, monkeypatch):
