@@ -174,7 +174,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 MAXIMUM: Mapping[str, float] = {
     "run.seed": 2**63 - 1,
+    "run.threads": 1024,
     "data.min_distinct_4grams": 1,
+    "train.steps": 10**9,
+    "train.global_batch": 10**6,
     "train.min_lr_ratio": 1,
     "train.warmup_ratio": 1,
 }
@@ -293,7 +296,10 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    raw.setdefault(section, {})[key] = value
+    table = raw.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(section, table, f"must be a table, [{section}]")
+    table[key] = value
 
 
 def _check_known(name: str, known: Mapping[str, Any], what: str, where: str = "") -> None:

@@ -33,12 +33,21 @@ def test_defaults_fill_what_a_file_leaves_out():
         ({"train": {"lr": float("inf")}}, "must be finite"),
         ({"train": {"beta2": 1.5}}, "must be below 1"),
         ({"run": {"seed": -1}}, "must be at least 0"),
+        ({"run": {"threads": 99_999_999}}, "must be at most 1024"),
+        ({"train": {"steps": 1 << 64}}, "must be at most 1000000000"),
     ],
 )
 def test_a_bad_value_names_its_field_and_the_rule(raw, message):
     with pytest.raises(ConfigError, match=message) as caught:
         parse_config(raw)
     assert caught.value.exit_code == 2
+
+
+def test_an_override_of_what_is_no_table(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("run = 3\n")
+    with pytest.raises(ConfigError, match=r"run = 3: must be a table, \[run\]"):
+        read_config(path, ["run.folder=x"])
 
 
 def test_overrides_are_toml_or_a_bare_word(tmp_path):
