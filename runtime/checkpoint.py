@@ -151,9 +151,18 @@ def find_finished(root: Path, fingerprint: str, steps: int) -> Checkpoint | None
 
 
 def latest_state(
-    root: Path, fingerprint: str, report: Callable[[str], None]
+    root: Path,
+    fingerprint: str,
+    report: Callable[[str], None],
+    what_differs: Callable[[str], str],
 ) -> tuple[int, dict[str, Tensor]] | None:
     """The newest good state of this run, and its step; a damaged one is reported and passed over.
+
+    Args:
+        root: Folder of all checkpoints.
+        fingerprint: What shapes this run.
+        report: Takes a line for the user.
+        what_differs: Fingerprint of another run -> what differs between the two, in words.
 
     Raises:
         CheckpointError: The folder holds checkpoints, and they are of another run.
@@ -162,9 +171,9 @@ def latest_state(
     ours = [item for item in checkpoints if item.fingerprint == fingerprint]
     if checkpoints and not ours:
         raise CheckpointError(
-            f"{root} holds checkpoints of another run (fingerprint "
-            f"{checkpoints[0].fingerprint[:12]}, this run's is {fingerprint[:12]}): settings, data "
-            "or masks changed; use --fresh to start over there, or another run.folder"
+            f"{root} holds checkpoints of another run; changed: "
+            f"{what_differs(checkpoints[0].fingerprint)}; use --fresh to start over there, or "
+            "another run.folder"
         )
     for checkpoint in ours:
         try:

@@ -27,7 +27,7 @@ SPLITS = ("train", "heldout")
 META = "meta.json"
 FILES = {META, *(f"{split}{kind}.safetensors" for split in SPLITS for kind in ("", ".features"))}
 """Everything that a folder may hold."""
-PREPARE = "run python -m runtime.prepare again"
+PREPARE = "run: python -m runtime.prepare"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -144,12 +144,12 @@ class Dataset:
             raise DatasetError(
                 f"{self.folder} was prepared with target {self.meta['target']['name']!r} "
                 f"({self.meta['target']['digest'][:12]}), the run's target is {digest[:12]}; "
-                f"{PREPARE} for it"
+                f"{PREPARE}"
             )
         if tuple(layer_ids) != self.layer_ids:
             raise DatasetError(
                 f"{self.folder} holds features of layers {list(self.layer_ids)}, the run asks for "
-                f"{list(layer_ids)}; {PREPARE} for them"
+                f"{list(layer_ids)}; {PREPARE}"
             )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from runtime.options import config_options, reporting
-from runtime.progress import Progress
+from runtime.progress import Progress, say
 from runtime.scores import DrafterScore, EvaluationResult, Mismatch
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def main(
 
     Exits with 3 when a speculative text differs from the target's own by more than rounding.
     """
-    with reporting():
+    with reporting(config_path):
         from runtime.config import read_config
 
         config = read_config(config_path, settings)
@@ -79,6 +79,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     enter_thread(device, placement.threads)
     heldout, train = (Dataset.open(config.data.folder, split) for split in ("heldout", "train"))
     drafter = load_published(folder, device=device, dtype=dtype)
+    say(f"loading target {config.target.model}")
     target = Target.load(config.target.model, device=device, dtype=dtype)
     heldout.check_target(target.digest, drafter.config.target_layer_ids)
     untrained = initial_drafter(target, train, config, drafter.config)
@@ -175,11 +176,12 @@ def evaluate_drafter(
 
 
 def _no_prompts(dataset: "Dataset", without_prompt: int, repetitive: int) -> Exception:
+    from runtime.dataset import PREPARE
     from runtime.errors import NoSamplesError
 
     return NoSamplesError(
-        f"{dataset.folder} must hold a held-out sample to evaluate on; set data.heldout and run "
-        "python -m runtime.prepare again",
+        f"{dataset.folder} must hold a held-out sample to evaluate on; set data.heldout and "
+        f"{PREPARE}",
         {"without a prompt": without_prompt, "repetitive answer": repetitive},
     )
 

@@ -26,6 +26,8 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 MASTER = "master."
 """Prefix of the fp32 weights in a checkpoint."""
+TRAIN = "run: python -m runtime.train"
+WRITTEN = "name a folder that runtime.train or runtime.export wrote"
 
 
 @click.command()
@@ -39,7 +41,7 @@ def main(
     config_path: str, settings: tuple[str, ...], step: int | None, out: str | None, as_json: bool
 ) -> None:
     """Write a checkpoint as a drafter folder that SGLang and vLLM serve."""
-    with reporting():
+    with reporting(config_path):
         from runtime.config import read_config
 
         config = read_config(config_path, settings)
@@ -186,9 +188,8 @@ def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":
     if not chosen:
         steps = ", ".join(str(item.step) for item in found) or "none"
         wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
-        raise CheckpointError(
-            f"{root} must hold {wanted}, found {steps}; run python -m runtime.train first"
-        )
+        advice = "choose one of them with --step" if found else TRAIN
+        raise CheckpointError(f"{root} must hold {wanted}, found {steps}; {advice}")
     return chosen[0]
 
 
@@ -211,8 +212,14 @@ def _check_weights(what: str, config: "DrafterConfig", weights: "Mapping[str, Te
 
 
 def _read_config(path: Path) -> dict[str, Any]:
+    from runtime.errors import CheckpointError
+
     try:
         published = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(
+            f"there is no drafter in {path.parent} (no {path.name}); {WRITTEN}, or {TRAIN}"
+        ) from error
     except (OSError, ValueError) as error:
         raise _no_drafter(path, "a drafter's config", error) from error
     if not isinstance(published, dict):
@@ -223,9 +230,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _no_drafter(path: Path, what: str, found: object) -> Exception:
     from runtime.errors import CheckpointError
 
-    return CheckpointError(
-        f"{path} must be {what} ({found}); name a folder that runtime.train or runtime.export wrote"
-    )
+    return CheckpointError(f"{path} must be {what} ({found}); {WRITTEN}")
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

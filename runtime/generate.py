@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runtime.options import reporting
+from runtime.progress import say
 
 if TYPE_CHECKING:
     from runtime.speculate import DraftSession
@@ -36,14 +37,18 @@ def main(
     """Answer a prompt by draft and verify: the target's own greedy text, in fewer calls."""
     with reporting():
         from runtime.devices import enter_thread, place
+        from runtime.errors import ConfigError
         from runtime.export import load_published
         from runtime.speculate import DraftSession
         from runtime.target import Target
 
+        if not prompt.strip():
+            raise ConfigError("--prompt", prompt, "must not be empty")
         placement = place(device)
         where, dtype = placement.devices[0], placement.compute_dtype
         enter_thread(where, placement.threads)
         drafter = load_published(folder, device=where, dtype=dtype)
+        say(f"loading target {target_name}")
         target = Target.load(target_name, device=where, dtype=dtype)
         session = DraftSession(target, drafter)
         counts, pieces = [], []

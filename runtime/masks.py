@@ -4,7 +4,9 @@ Layouts stay resident, all of them; a step copies the rows that its samples chos
 are computed from the step's anchors. Both run inside the captured step.
 """
 
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,7 +14,9 @@ from torch.nn.attention.flex_attention import BlockMask
 
 import maskgen
 from cache import Store
+from cache.archive import ZipSource
 from cache.errors import EntryNotFoundError
+from cache.source import FolderSource
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.errors import MaskSpecError
 from maskgen.mask_mod import spans_mask_mod
@@ -53,20 +57,43 @@ def load_bucket(store: Store, spec: MaskSpec, anchors: str, config: str) -> Mask
         entry = load_entry(store, spec.name)
     except MaskSpecError as error:
         raise BucketMissingError(
-            f"mask {spec.name!r} in {store.location} cannot be read ({error}); run: "
-            f"make masks CONFIG={config}"
+            f"mask {spec.name!r} in {store.location} cannot be read ({error}); "
+            f"{_how_to_build(store, config)}"
         ) from error
     except EntryNotFoundError as error:
         raise BucketMissingError(
-            f"the run needs mask {spec.name!r}, and {store.location} does not hold it; run: "
-            f"make masks CONFIG={config}"
+            f"the run needs mask {spec.name!r}, and {store.location} does not hold it; "
+            f"{_how_to_build(store, config)}"
         ) from error
     if entry.spec.digest != spec.digest:
         raise BucketMissingError(
-            f"mask {spec.name!r} in {store.location} is another one than {config} asks for: found "
-            f"{entry.spec.to_json()}, expected {spec.to_json()}; run: make masks CONFIG={config}"
+            f"mask {spec.name!r} in {store.location} is another one than {config} asks for: "
+            f"{_what_differs(spec, entry.spec)}; {_how_to_build(store, config)}"
         )
     return entry
+
+
+def _what_differs(asked: MaskSpec, found: MaskSpec) -> str:
+    """Lines such as ``draws: asked 8, found 4``."""
+    ours, theirs = ({**spec.to_json(), **spec.params} for spec in (asked, found))
+    return "; ".join(
+        f"{key}: asked {ours.get(key)}, found {theirs.get(key)}"
+        for key in {**ours, **theirs}
+        if key != "params" and ours.get(key) != theirs.get(key)
+    )
+
+
+def _how_to_build(store: Store, config: str) -> str:
+    if isinstance(store.source, FolderSource):
+        return f"run: make masks CONFIG={config}"
+    location, folder, ship = shlex.quote(store.location), "masks.zarr", "push"
+    if isinstance(store.source, ZipSource):
+        folder, ship = shlex.quote(str(Path(store.location).with_suffix(".zarr"))), "pack"
+    return (
+        f"nothing is built into a zip or a URL: set masks.cache to a folder that ends in .zarr and "
+        f"run: make masks CONFIG={config}; or run: python -m maskgen build {config} --cache "
+        f"{folder} && python -m maskgen {ship} {location} --cache {folder}"
+    )
 
 
 class BucketMasks:

@@ -39,7 +39,7 @@ def main(
     overrides = [*settings]
     overrides += [f"target.model={json.dumps(target)}"] if target else []
     overrides += [f"run.devices={json.dumps(device)}"] if device else []
-    with reporting():
+    with reporting(config_path):
         from runtime.config import read_config
 
         rows = prepare(read_config(config_path, overrides))

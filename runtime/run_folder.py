@@ -2,22 +2,31 @@
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
+from torch import Tensor
 
-from runtime.checkpoint import META_FILE, Checkpoint
+from runtime.checkpoint import META_FILE, Checkpoint, latest_state
 from runtime.config import Config
 from runtime.errors import CheckpointError, ConfigError, TrainingError
 from runtime.export import CONFIG_FILE, export_checkpoint
 from runtime.metrics import METRICS_FILE, read_metrics
 from runtime.picture import PICTURE_FILE, draw_metrics
+from runtime.session import Session, shaping_settings
+
+RUN_FILE = "run.json"
+SHOWN_CHANGES = 4
+"""Most changes that an error names."""
+UNTOLD = "settings, data or masks"
+"""What changed where ``run.json`` cannot tell."""
 
 
 @contextlib.contextmanager
@@ -89,17 +98,68 @@ def remove_checkpoints(folder: Path) -> None:
         raise CheckpointError(f"cannot remove {folder / 'checkpoints'}: {error}") from error
 
 
-def write_run_file(folder: Path, config: Config, mask_version: str, fingerprint: str) -> None:
+def write_run_file(folder: Path, config: Config, session: Session) -> None:
     """Write ``run.json``: the settings, and what else shaped the run."""
     record = {
         "config": config.as_dict(),
-        "mask_version": mask_version,
-        "fingerprint": fingerprint,
+        "mask_version": session.mask_version,
+        "masks": session.shaping["masks"],
+        "data": session.shaping["data"],
+        "fingerprint": session.fingerprint,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
     text = json.dumps(record, indent=1, default=str)
-    (folder / "run.json").write_text(text + "\n", encoding="utf-8")
+    (folder / RUN_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def resumed_state(
+    folder: Path, session: Session, report: Callable[[str], None]
+) -> tuple[int, dict[str, Tensor]] | None:
+    """As ``latest_state``; the error says what changed, as far as ``run.json`` tells.
+
+    Raises:
+        CheckpointError: As ``latest_state``.
+    """
+    what_differs = functools.partial(_what_differs, folder, session)
+    return latest_state(folder / "checkpoints", session.fingerprint, report, what_differs)
+
+
+def _what_differs(folder: Path, session: Session, fingerprint: str) -> str:
+    """What shapes this run otherwise than the run of ``fingerprint``, in words."""
+    shaping = session.shaping
+    try:
+        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        # It is of a later run where one was killed while it started over.
+        if record["fingerprint"] != fingerprint:
+            return UNTOLD
+        changed = _changed_settings(shaping_settings(record["config"]), shaping)
+        masks = record.get("masks", shaping["masks"])
+        if masks != shaping["masks"]:
+            contexts = sorted(
+                {int(context) for context, _ in masks.items() ^ shaping["masks"].items()}
+            )
+            changed.append(
+                f"the masks of context {', '.join(map(str, contexts))} (cache version "
+                f"{record['mask_version'][:12]} -> {session.mask_version[:12]})"
+            )
+        if record.get("data", shaping["data"]) != shaping["data"]:
+            changed.append("the prepared data")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return UNTOLD
+    if len(changed) > SHOWN_CHANGES:
+        changed[SHOWN_CHANGES:] = [f"{len(changed) - SHOWN_CHANGES} more"]
+    return ", ".join(changed) or UNTOLD
+
+
+def _changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Lines such as ``train.steps 40 -> 41``."""
+    return [
+        f"{section}.{key} {json.dumps(was.get(key))} -> {json.dumps(new[section].get(key))}"
+        for section, was in old.items()
+        for key in {**was, **new[section]}
+        if was.get(key) != new[section].get(key)
+    ]
 
 
 def draw_run(folder: Path) -> None:

@@ -17,6 +17,8 @@ from runtime.dataset import PREPARE, Dataset
 from runtime.errors import ConfigError, DatasetError
 from runtime.masks import entries_name, load_bucket
 
+SHAPING = ("run", "target", "drafter", "train")
+"""Sections whose keys shape a run; data and masks are known by their digests."""
 UNSHAPING: Mapping[str, tuple[str, ...]] = {
     "run": ("folder", "devices", "target_devices", "threads"),
     "train": ("log_every", "save_every", "keep"),
@@ -35,8 +37,10 @@ class Session:
     mask_version: str
     """Id of the cache version that the entries were read from."""
     draft_block_size: int
+    shaping: Mapping[str, Any]
+    """What ``shaping`` gave."""
     fingerprint: str
-    """SHA-256 of everything that shapes the run."""
+    """SHA-256 of ``shaping``."""
 
 
 def open_session(config: Config, config_path: str, *, ranks: int = 1) -> Session:
@@ -68,7 +72,7 @@ def open_session(config: Config, config_path: str, *, ranks: int = 1) -> Session
     if dataset.meta["context"] > contexts[-1]:
         raise DatasetError(
             f"{config.data.folder} was prepared for contexts up to {dataset.meta['context']}, the "
-            f"run's largest is {contexts[-1]}; run python -m runtime.prepare --config {config_path}"
+            f"run's largest is {contexts[-1]}; {PREPARE}"
         )
     lengths = np.asarray(dataset.lengths, dtype=np.int64)
     plan = StepPlan(lengths, bucket_of(lengths, contexts), train.global_batch, config.run.seed)
@@ -85,13 +89,15 @@ def open_session(config: Config, config_path: str, *, ranks: int = 1) -> Session
             f"entries must share one draft_block_size of at least 2, found {sizes}",
         )
     version = next(iter(entries.values())).version
+    shapes = shaping(config, entries, dataset)
     return Session(
         dataset=dataset,
         plan=plan,
         entries=entries,
         mask_version=version,
         draft_block_size=sizes.pop(),
-        fingerprint=fingerprint(config, entries, dataset),
+        shaping=shapes,
+        fingerprint=cache.sha256_hex(json.dumps(shapes, sort_keys=True).encode()),
     )
 
 
@@ -142,18 +148,22 @@ def bucket_of(lengths: NDArray[np.int64], contexts: tuple[int, ...]) -> NDArray[
     return sizes[np.searchsorted(sizes, lengths)]
 
 
-def fingerprint(config: Config, entries: Mapping[int, MaskEntry], dataset: Dataset) -> str:
-    """SHA-256 of settings, masks and data: equal when two runs compute the same."""
-    settings = config.as_dict()
-    shaping: dict[str, Any] = {
+def shaping(config: Config, entries: Mapping[int, MaskEntry], dataset: Dataset) -> dict[str, Any]:
+    """Settings, masks and data as JSON: equal when two runs compute the same."""
+    shapes: dict[str, Any] = shaping_settings(config.as_dict())
+    shapes["masks"] = {str(context): entry.sha256 for context, entry in sorted(entries.items())}
+    shapes["data"] = dataset.meta
+    plain: dict[str, Any] = json.loads(json.dumps(shapes, default=str))
+    return plain
+
+
+def shaping_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a run file that shape a run, less the keys that do not."""
+    return {
         section: {
             key: value
             for key, value in settings[section].items()
             if key not in UNSHAPING.get(section, ())
         }
-        for section in ("run", "target", "drafter", "train")
+        for section in SHAPING
     }
-    shaping["masks"] = {str(context): entry.sha256 for context, entry in sorted(entries.items())}
-    shaping["data"] = dataset.meta
-    text = json.dumps(shaping, sort_keys=True, default=str)
-    return cache.sha256_hex(text.encode())

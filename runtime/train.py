@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runtime.leaving import exiting_on_signals
 from runtime.options import config_options, reporting
 from runtime.progress import say
 
@@ -59,7 +58,7 @@ def main(
     overrides += [f"run.devices={devices}"] if devices is not None else []
     overrides += [f"run.target_devices={target_devices}"] if target_devices is not None else []
     overrides += [f"train.anchors={anchors}"] if anchors else []
-    with exiting_on_signals(), reporting():
+    with reporting(config_path):
         from runtime.config import read_config
 
         config = read_config(config_path, overrides)
@@ -130,12 +129,18 @@ def train(
 
     import cache
     from runtime.artifacts import WarmUp
-    from runtime.checkpoint import find_finished, latest_state
+    from runtime.checkpoint import find_finished
     from runtime.devices import enter_thread, place
     from runtime.export import save_published
     from runtime.initialise import drafter_config, initial_drafter
     from runtime.processes import single_process
-    from runtime.run_folder import draw_run, export_if_older, remove_checkpoints, write_run_file
+    from runtime.run_folder import (
+        draw_run,
+        export_if_older,
+        remove_checkpoints,
+        resumed_state,
+        write_run_file,
+    )
     from runtime.session import open_session
     from runtime.target import Target
     from runtime.targets import check_target, frozen_targets, place_targets, remote_targets
@@ -158,7 +163,7 @@ def train(
                 folder / "checkpoints", session.fingerprint, config.train.steps
             )
         if not fresh and finished is None:
-            found = latest_state(folder / "checkpoints", session.fingerprint, report)
+            found = resumed_state(folder, session, report)
     first_step, state = found or (finished.step if finished else 0, None)
     # How often to save shapes no result, but at every save all ranks compare their weights.
     shape = f"{session.fingerprint[:16]}, saving every {config.train.save_every}"
@@ -169,7 +174,7 @@ def train(
             export_if_older(finished, folder)
         processes.end()
         result = nothing_run(first_step, placement)
-        return result, _closing_rows(config, session, result)
+        return result, _closing_rows(config, session, result, first_step)
     check_target(config, session.dataset)
     enter_thread(placement.devices[0], placement.threads)
     warm_up = WarmUp(
@@ -220,7 +225,7 @@ def train(
             trainer.start_from(weights=weights, state=state)
             if processes.leads:
                 # Not before: until here the command may still be refused.
-                write_run_file(folder, config, session.mask_version, session.fingerprint)
+                write_run_file(folder, config, session)
                 if fresh:
                     remove_checkpoints(folder)
             if state is not None:
@@ -235,7 +240,7 @@ def train(
             processes.end()
     finally:
         trainer.teardown()
-    return result, _closing_rows(config, session, result)
+    return result, _closing_rows(config, session, result, first_step)
 
 
 def _record(config: "Config", result: "RunResult") -> dict[str, Any]:
@@ -252,14 +257,17 @@ def _record(config: "Config", result: "RunResult") -> dict[str, Any]:
     }
 
 
-def _closing_rows(config: "Config", session: "Session", result: "RunResult") -> dict[str, Any]:
+def _closing_rows(
+    config: "Config", session: "Session", result: "RunResult", first_step: int
+) -> dict[str, Any]:
     from runtime.picture import PICTURE_FILE
 
     folder = Path(config.run.folder)
+    count = result.steps - first_step
     rows: dict[str, Any] = {
         "run folder": str(folder),
         "steps": f"{result.steps} of {config.train.steps}",
-        "training time": f"{result.seconds:.0f} s",
+        **({f"time of these {count} steps": f"{result.seconds:.0f} s"} if count else {}),
         **result.rates,
         "mask version": session.mask_version[:16],
         "anchors": config.train.anchors,

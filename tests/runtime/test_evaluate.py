@@ -102,7 +102,7 @@ def test_repetition_is_left_out_and_counted(workplace, parts, monkeypatch):
     result = evaluate_drafter(target, drafter, heldout, parse_config(config), untrained=untrained)
     assert (result.prompts, result.repetitive) == (2, 1)
     loops += prompts(4)
-    with pytest.raises(NoSamplesError, match="repetitive answer: 3, without a prompt: 0"):
+    with pytest.raises(NoSamplesError, match=r"prepare .repetitive answer: 3, without a prompt"):
         evaluate_drafter(target, drafter, heldout, parse_config(config), untrained=untrained)
 
 
@@ -227,6 +227,7 @@ def test_command_prints_a_table(run_file):
     assert "untrained    trained" in result.stdout
     assert "slot 3 kept" in result.stdout
     assert "1 held-out prompts" in result.stdout
+    assert result.stderr.startswith("loading target ")
 
 
 def test_command_exits_with_3_on_a_real_difference(run_file, monkeypatch):
@@ -246,4 +247,5 @@ def test_command_without_a_drafter(run_file):
     arguments = ["--config", str(run_file), "--drafter", "nowhere"]
     result = CliRunner().invoke(evaluate.main, arguments)
     assert result.exit_code == CheckpointError.exit_code == 1
-    assert "must be a drafter's config" in result.output
+    assert "there is no drafter in nowhere (no config.json); name a folder" in result.stderr
+    assert f"or run: python -m runtime.train --config {run_file}\n" in result.stderr

@@ -107,8 +107,16 @@ def test_other_weights_are_not_published(network, tmp_path):
 
 
 def test_missing_folder(tmp_path):
-    with pytest.raises(CheckpointError, match=r"config\.json must be a drafter's config .*No such"):
-        load_published(tmp_path / "none")
+    (tmp_path / "file").touch()
+    for name in ("none", "file"):
+        with pytest.raises(CheckpointError, match=rf"no drafter in \S+/{name} .*runtime\.train$"):
+            load_published(tmp_path / name)
+
+
+def test_config_that_is_no_json(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json must be a drafter's config \(Expect"):
+        load_published(tmp_path)
 
 
 def test_config_that_is_no_object(tmp_path):
@@ -176,7 +184,10 @@ def test_command_exports_a_checkpoint(run_file, network, tmp_path):
 def test_command_without_a_checkpoint(run_file, network, tmp_path):
     result = CliRunner().invoke(export.main, ["--config", str(run_file)])
     assert result.exit_code == 1
-    assert "must hold a checkpoint, found none; run python -m runtime.train" in result.output
-    save_step(tmp_path, network, 5)
+    advice = f"run: python -m runtime.train --config {run_file}"
+    assert f"must hold a checkpoint, found none; {advice}\n" in result.stderr
+    for step in (3, 5):
+        save_step(tmp_path, network, step)
     result = CliRunner().invoke(export.main, ["--config", str(run_file), "--step", "7"])
-    assert "must hold a checkpoint of step 7, found 5" in result.output
+    expected = "must hold a checkpoint of step 7, found 5, 3; choose one of them with --step\n"
+    assert expected in result.stderr

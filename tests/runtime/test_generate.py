@@ -53,6 +53,7 @@ def test_prints_the_targets_own_text_and_tau(workplace):
     assert text == own_text(target)
     assert summary.startswith("[12 tokens, ")
     assert "tau " in summary
+    assert result.stderr == f"loading target {root}/target\n"
 
 
 def test_prints_json(workplace):
@@ -95,4 +96,13 @@ def test_command_without_a_drafter(workplace):
         generate.main, ["--drafter", str(root), "--prompt", "w5", "--device", "cpu"]
     )
     assert result.exit_code == 1
-    assert "must be a drafter's config" in result.output
+    assert f"there is no drafter in {root} (no config.json)" in result.stderr
+    assert "or run: python -m runtime.train\n" in result.stderr
+
+
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_empty_prompt(workplace, prompt):
+    root, _, _ = workplace
+    result = invoke(root, "--prompt", prompt)
+    assert result.exit_code == ConfigError.exit_code == 2
+    assert result.stderr == f"Error: --prompt = {prompt!r}: must not be empty\n"

@@ -92,6 +92,7 @@ def test_training_ends_with_the_line_and_a_table(root, trained):
     line = "after freeze: 0 compiles, 0 FX traces, 0 host mask builds, 6 steps (eager)"
     assert trained.stdout.splitlines()[0] == line
     assert re.search(r"^steps +6 of 6$", trained.stdout, flags=re.MULTILINE)
+    assert re.search(r"^time of these 6 steps +\d+ s$", trained.stdout, flags=re.MULTILINE)
     run = root / "run"
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [2, 4, 6]
     assert (run / "metrics.png").read_bytes()[:4] == b"\x89PNG"
@@ -106,6 +107,7 @@ def test_training_ends_with_the_line_and_a_table(root, trained):
 def test_the_same_command_again_trains_nothing(root, trained):
     again = call(train, root)
     assert "0 steps (eager)" in again.stdout
+    assert "time of" not in again.stdout
     assert len(read_metrics(root / "run" / "metrics.jsonl")) == 3
 
 
@@ -130,7 +132,7 @@ def test_features_made_in_the_step_train_as_stored_ones(root, trained):
 
 def test_other_settings_do_not_take_over_a_runs_checkpoints(root, trained):
     result = call(train, root, "--set", "train.lr=5e-4", code=1)
-    assert "checkpoints of another run" in result.stderr
+    assert "checkpoints of another run; changed: train.lr 0.001 -> 0.0005;" in result.stderr
     call(train, root, "--set", "train.lr=5e-4", "--fresh")
     assert find_checkpoints(root / "run" / "checkpoints")[0].step == 6
     call(train, root, "--fresh")
@@ -140,7 +142,12 @@ def test_other_settings_do_not_take_over_a_runs_checkpoints(root, trained):
     ("options", "code", "message"),
     [
         (["--set", "train.stepz=3"], 2, "did you mean 'steps'"),
-        (["--set", "data.folder=nowhere"], 1, "nowhere holds no prepared data"),
+        (
+            ["--set", "data.folder=nowhere"],
+            1,
+            "nowhere holds no prepared data (no meta.json); "
+            "run: python -m runtime.prepare --config {root}/run.toml\n",
+        ),
         (["--set", "train.masks=dflesh"], 2, "must name an entry of"),
         (["--anchors", "data"], 2, "'dflash-data': must name an entry of"),
         (["--set", "masks.cache=nowhere.zarr"], 1, "nowhere.zarr"),
@@ -168,7 +175,7 @@ def test_a_mistake_is_told_in_one_line_before_the_target_is_loaded(
     result = call(train, root, *options, "--set", f"run.folder={root}/new/run", code=code)
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
-    assert message in result.stderr
+    assert message.format(root=root) in result.stderr
     assert loads == []
     assert not (root / "new").exists()
 

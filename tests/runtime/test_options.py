@@ -1,0 +1,40 @@
+import os
+import signal
+from importlib import import_module
+
+import pytest
+from click.testing import CliRunner
+
+from runtime.errors import DatasetError
+from runtime.options import Failure, reporting
+
+
+@pytest.mark.parametrize(
+    ("run_file", "shown"),
+    [
+        (None, "no data; run: python -m runtime.prepare"),
+        ("my.toml", "no data; run: python -m runtime.prepare --config my.toml"),
+        ("my run.toml", "no data; run: python -m runtime.prepare --config 'my run.toml'"),
+    ],
+)
+def test_advice_names_the_run_file(run_file, shown):
+    with pytest.raises(Failure) as caught, reporting(run_file):
+        raise DatasetError("no data; run: python -m runtime.prepare")
+    assert caught.value.message == shown
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize("name", ["prepare", "train", "evaluate", "export", "generate"])
+def test_a_signal_ends_every_command_as_a_shell_reports_it(monkeypatch, name, number):
+    def stop(*args, **kwargs):
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    for called_first in ("runtime.config.read_config", "runtime.devices.place"):
+        monkeypatch.setattr(called_first, stop)
+    options = ["--drafter", "x", "--prompt", "x"] if name == "generate" else []
+    result = CliRunner().invoke(import_module(f"runtime.{name}").main, options)
+    assert result.exit_code == 128 + number
+    assert result.stderr == f"stopped by {number.name}\n"
+    assert signal.getsignal(number) is before
