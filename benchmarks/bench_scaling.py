@@ -68,14 +68,11 @@ def sum_alone(replicas: Sequence[Replica], runs: int) -> float:
 
     def run(replica: Replica) -> list[float]:
         enter_thread(replica.device, replica.threads)
-        step = StaticStep(
-            lambda: replica.group.all_reduce(replica.optimizer.grads), replica.pool, "sums"
-        )
         times = []
         with replica.pool.activated():
             for _ in range(runs):
                 began = time.perf_counter()
-                step.run()
+                replica.group.all_reduce(replica.optimizer.grads)
                 replica.pool.synchronize()
                 times.append(1e3 * (time.perf_counter() - began))
         return times

@@ -104,17 +104,23 @@ def test_a_use_during_gc_wins(five, monkeypatch):
     assert cache.open_store(store.location).load("causal/q4").version == ids[0]
 
 
-def test_a_use_of_what_gc_took_is_refused_and_undone(five, monkeypatch):
-    store, ids = five
+def removed_before_the_root_is_written(store, version, monkeypatch):
+    """A gc takes a version just then; gives a list that is empty until it did."""
     replace = writer.replace_file
     removed = []
 
     def racing(path, data, staging):
         if not removed:
-            removed.append(Path(store.location, ids[0]).rename(staging / "gone"))
+            removed.append(Path(store.location, version).rename(staging / "gone"))
         replace(path, data, staging)
 
     monkeypatch.setattr(writer, "replace_file", racing)
+    return removed
+
+
+def test_a_use_of_what_gc_took_is_refused_and_undone(five, monkeypatch):
+    store, ids = five
+    removed_before_the_root_is_written(store, ids[0], monkeypatch)
     with pytest.raises(VersionNotFoundError, match="removed by a gc"):
         store.use(ids[0])
     assert cache.open_store(store.location).current == ids[4]
@@ -122,15 +128,7 @@ def test_a_use_of_what_gc_took_is_refused_and_undone(five, monkeypatch):
 
 def test_a_publish_of_what_gc_takes_meanwhile_is_written_again(five, monkeypatch):
     store, ids = five
-    replace = writer.replace_file
-    removed = []
-
-    def racing(path, data, staging):
-        if not removed:
-            removed.append(Path(store.location, ids[0]).rename(staging / "gone"))
-        replace(path, data, staging)
-
-    monkeypatch.setattr(writer, "replace_file", racing)
+    removed = removed_before_the_root_is_written(store, ids[0], monkeypatch)
     assert store.publish(entries(1, scale=1)) == ids[0]
     assert removed
     assert cache.open_store(store.location).verify() == []

@@ -119,3 +119,27 @@ def test_two_ranks_hold_the_sum_of_their_gradients(reduce_dtype):
     expected = torch.cat([*matrices, *vectors, torch.tensor([3.0])])
     for reduced in found:
         torch.testing.assert_close(reduced, expected)
+
+
+@pytest.mark.parametrize("stages", [[["a"], ["b"]], [["b"], ["a"]], [["a", "b"]]])
+@pytest.mark.parametrize("reduce_dtype", ["float32", "compute"])
+def test_a_gradient_that_two_parameters_share_is_summed_once(reduce_dtype, stages):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 3))
+
+    groups = make_groups(place("cpu,cpu"))
+
+    def gradients(group):
+        module = Sum()
+        optimizer = optimizer_of(module, stages=stages)
+        exchange = GradientExchange(optimizer, group, reduce_dtype=reduce_dtype)
+        exchange.reducing = True
+        exchange.backward(((module.a + module.b) * (group.rank + 1.0)).sum())
+        exchange.finish()
+        return optimizer.grads
+
+    found = on_every_rank(gradients, groups)
+    assert leave_groups(groups, 10.0)
+    assert [grads.unique().tolist() for grads in found] == [[3.0], [3.0]]
