@@ -66,15 +66,20 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     """
     import torch
 
+    from runtime.capabilities import DECODING, Request, check_request
     from runtime.dataset import Dataset
     from runtime.devices import enter_thread, place
     from runtime.export import load_published, servable
     from runtime.initialise import initial_drafter
+    from runtime.session import run_specs
     from runtime.target import Target
 
     run_folder = Path(config.run.folder)
     folder = Path(drafter_folder) if drafter_folder else run_folder / "drafter"
     placement = place(config.run.devices, dtype=config.target.dtype, threads=config.run.threads)
+    # Another trainer's drafter has nothing to do with the run file's masks.
+    specs = {} if drafter_folder or not config.masks else run_specs(config)
+    check_request(Request(config=config, specs=specs, placement=placement), (DECODING,))
     device, dtype = placement.devices[0], placement.compute_dtype
     enter_thread(device, placement.threads)
     heldout, train = (Dataset.open(config.data.folder, split) for split in ("heldout", "train"))

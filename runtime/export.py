@@ -42,9 +42,13 @@ def main(
 ) -> None:
     """Write a checkpoint as a drafter folder that SGLang and vLLM serve."""
     with reporting(config_path):
+        from runtime.capabilities import EXPORT, Request, check_request
         from runtime.config import read_config
+        from runtime.session import run_specs
 
         config = read_config(config_path, settings)
+        specs = run_specs(config) if config.masks else {}
+        check_request(Request(config=config, specs=specs), (EXPORT,))
         run_folder = Path(config.run.folder)
         checkpoint = _choose_checkpoint(run_folder / "checkpoints", step)
         folder = export_checkpoint(checkpoint, Path(out) if out else run_folder / "drafter")

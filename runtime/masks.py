@@ -23,9 +23,7 @@ from maskgen.mask_mod import spans_mask_mod
 from maskgen.spec import MaskSpec
 from maskgen.tables import TABLE_FIELDS, BlockTables
 from runtime.attention import dense_mask
-from runtime.errors import BucketMissingError, ConfigError
-
-KIND_OF_ANCHORS = {"layouts": "layouts", "data": "parametric"}
+from runtime.errors import BucketMissingError
 
 
 def entries_name(masks: str, anchors: str) -> str:
@@ -33,26 +31,18 @@ def entries_name(masks: str, anchors: str) -> str:
     return f"{masks}-data" if anchors == "data" else masks
 
 
-def load_bucket(store: Store, spec: MaskSpec, anchors: str, config: str) -> MaskEntry:
+def load_bucket(store: Store, spec: MaskSpec, config: str) -> MaskEntry:
     """Load the entry of one bucket, as the run file asks for it.
 
     Args:
         store: The cache.
         spec: What the run file asks for.
-        anchors: ``layouts`` or ``data``.
         config: Path of the run file, named in errors.
 
     Raises:
         BucketMissingError: The cache has no such entry, or one of other parameters; says what
             builds it.
-        ConfigError: The entry is of another family or kind.
     """
-    kind = KIND_OF_ANCHORS[anchors]
-    if spec.family != "dflash" or spec.kind != kind:
-        found = f"{spec.family}, {spec.kind}"
-        raise ConfigError(
-            "train.masks", spec.name, f"must be of family dflash and kind {kind}, and is {found}"
-        )
     try:
         entry = load_entry(store, spec.name)
     except MaskSpecError as error:
@@ -159,14 +149,15 @@ class BucketMasks:
         """
         self.anchors.copy_(anchors)
         self.n_valid.copy_(n_valid)
+        spec = self.entry.spec
         maskgen.spans_into(
             self.starts,
             self.ends,
-            "dflash",
-            KV_LEN=self.entry.bucket.KV_LEN,
+            spec.family,
+            KV_LEN=spec.KV_LEN,
             anchors=self.anchors,
             n_valid=self.n_valid,
-            draft_block_size=self.draft_block_size,
+            **spec.family_params,
         )
         if self._uses_tables:
             maskgen.tables_into(self.tables, self.starts, self.ends)

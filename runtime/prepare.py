@@ -62,8 +62,10 @@ def prepare(config: "Config") -> dict[str, Any]:
         SampleTooLongError: A sample is too long and ``data.too_long`` is ``refuse``.
         DatasetError: The folder holds something else than prepared data.
     """
+    from runtime.capabilities import Request, check_request
     from runtime.dataset import check_replaceable
     from runtime.devices import enter_thread, place
+    from runtime.session import run_specs
     from runtime.target_files import find_target
 
     # One device does all the work here, so it gets the cores that workers would share.
@@ -71,6 +73,15 @@ def prepare(config: "Config") -> dict[str, Any]:
     placement = place(device, dtype=config.target.dtype, threads=config.run.threads)
     folder = Path(config.data.folder)
     _check_heldout_from(config)
+    check_request(
+        Request(
+            config=config,
+            specs=run_specs(config),
+            placement=placement,
+            ranks=len(config.run.devices.split(",")),
+            features="stored" if _stores(config, placement) else "online",
+        )
+    )
     key = _key(config, placement, find_target(config.target.model).digest)
     found = _up_to_date(folder, key)
     if found is not None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ import cache
 from maskgen.entry import MaskEntry
 from maskgen.spec import MaskSpec, read_specs
 from runtime.batches import StepPlan
+from runtime.capabilities import Request, check_request
 from runtime.config import Config
 from runtime.dataset import PREPARE, Dataset
+from runtime.devices import Placement
 from runtime.errors import ConfigError, DatasetError
 from runtime.masks import entries_name, load_bucket
 
@@ -43,31 +45,31 @@ class Session:
     """SHA-256 of ``shaping``."""
 
 
-def open_session(config: Config, config_path: str, *, ranks: int = 1) -> Session:
+def open_session(
+    config: Config, config_path: str, *, placement: Placement | None = None, ranks: int = 1
+) -> Session:
     """Open the training data and the masks that it needs.
 
     Args:
         config: The run file.
         config_path: Its path, named in errors.
+        placement: The drafters' devices, so that what they cannot do is refused.
         ranks: Drafters' devices of all processes.
 
     Raises:
         DatasetError: The data folder is missing, damaged or of other settings.
         BucketMissingError: The cache lacks an entry.
         StoreNotFoundError: There is no cache.
-        ConfigError: The ranks cannot share the batch, ``[masks]`` has no entry of that name,
-            entries disagree, or the data hold features and leave targets nothing to compute.
+        ConfigError: ``[masks]`` has no entry of that name, or a row of
+            ``runtime.capabilities`` applies.
     """
     train = config.train
-    if train.global_batch % ranks:
-        raise ConfigError(
-            "train.global_batch",
-            train.global_batch,
-            f"must be a multiple of the number of devices, {ranks}",
-        )
     specs = run_specs(config)
+    request = Request(config=config, specs=specs, placement=placement, ranks=ranks)
+    check_request(request)
     dataset = Dataset.open(config.data.folder, "train")
     _check_features(config, dataset)
+    check_request(replace(request, features=dataset.meta["features"]))
     contexts = tuple(specs)
     if dataset.meta["context"] > contexts[-1]:
         raise DatasetError(
@@ -78,24 +80,16 @@ def open_session(config: Config, config_path: str, *, ranks: int = 1) -> Session
     plan = StepPlan(lengths, bucket_of(lengths, contexts), train.global_batch, config.run.seed)
     store = cache.open_store(config.cache)
     entries = {
-        context: load_bucket(store, specs[context], train.anchors, config_path)
-        for context in plan.contexts
+        context: load_bucket(store, specs[context], config_path) for context in plan.contexts
     }
-    sizes = {int(entry.spec.params["draft_block_size"]) for entry in entries.values()}
-    if len(sizes) > 1 or min(sizes) < 2:
-        raise ConfigError(
-            "train.masks",
-            train.masks,
-            f"entries must share one draft_block_size of at least 2, found {sizes}",
-        )
-    version = next(iter(entries.values())).version
+    first = next(iter(entries.values()))
     shapes = shaping(config, entries, dataset)
     return Session(
         dataset=dataset,
         plan=plan,
         entries=entries,
-        mask_version=version,
-        draft_block_size=sizes.pop(),
+        mask_version=first.version,
+        draft_block_size=int(first.spec.params["draft_block_size"]),
         shaping=shapes,
         fingerprint=cache.sha256_hex(json.dumps(shapes, sort_keys=True).encode()),
     )
@@ -108,13 +102,6 @@ def _check_features(config: Config, dataset: Dataset) -> None:
         raise DatasetError(
             f"{dataset.folder} was prepared with data.features = {held!r}, and the run asks for "
             f"{asked!r}; {PREPARE}"
-        )
-    if config.run.target_devices and dataset.has_features:
-        raise ConfigError(
-            "run.target_devices",
-            config.run.target_devices,
-            "must be empty where features are stored beside the samples; prepare the data with "
-            'data.features = "online"',
         )
 
 

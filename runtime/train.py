@@ -154,7 +154,7 @@ def train(
     )
     apart = place_targets(config, placement, share)
     ranks = len(placement.devices) * processes.size
-    session = open_session(config, config_path, ranks=ranks)
+    session = open_session(config, config_path, placement=placement, ranks=ranks)
     folder = Path(config.run.folder)
     found, finished = None, None
     if processes.leads:

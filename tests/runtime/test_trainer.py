@@ -229,12 +229,3 @@ def test_stored_features_leave_a_target_nothing_to_do(tmp_path):
         open_session(config, "run.toml")
     make_data(tmp_path / "a" / "data", LENGTHS, stored=False)
     assert not open_session(config, "run.toml").dataset.has_features
-
-
-def test_blocks_of_one_slot_leave_nothing_to_draft(tmp_path):
-    entry = {"name": "dflash", "family": "dflash", "kind": "layouts", "context": 32}
-    entry |= {"anchors": 16, "draft_block_size": 1, "draws": 3}
-    masks = {"cache": str(tmp_path / "masks.zarr"), "BLOCK_SIZE": 16, "entry": [entry]}
-    config = prepared(tmp_path, "a", masks=masks)
-    with pytest.raises(ConfigError, match=r"draft_block_size of at least 2, found \{1\}"):
-        open_session(config, "run.toml")
