@@ -31,6 +31,19 @@ MASK_BUILD = "host mask build"
 EAGER_FLEX = "flex_attention called without torch.compile"
 
 
+class _Frozen(FrozenError, AssertionError):
+    """What the guard raises: Dynamo hands an AssertionError on as it is, and most others it wraps in
+    an error of its own without their cause; to either message it appends hints that mislead here.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class FreezeGuard:
     """Counts, and forbids, what must not happen while training runs."""
 
@@ -49,11 +62,11 @@ class FreezeGuard:
         """Count one event and raise.
 
         Raises:
-            FrozenError: Always.
+            FrozenError: Always; it comes out of whatever compiles, traces or builds.
         """
         with self._lock:
             self._counts[kind] += 1
-        raise FrozenError(
+        raise _Frozen(
             f"{kind} after freeze in thread {threading.current_thread().name!r}: {what}; all of it "
             "must be done before the steps begin"
         )

@@ -304,6 +304,6 @@ def _share_state(replica: Replica) -> None:
 
 
 def _raise_first(error: BaseException, finished: int) -> None:
-    if isinstance(error, NonFiniteError) or not isinstance(error, Exception):
+    if isinstance(error, (FrozenError, NonFiniteError)) or not isinstance(error, Exception):
         raise error
     raise WorkerError(f"training stopped after step {finished}: {error}") from error

@@ -33,6 +33,23 @@ def compile_something():
     torch.compile(lambda x: x + 1, backend="eager", fullgraph=True)(torch.ones(3))
 
 
+def compile_a_module():
+    torch.compile(torch.nn.Linear(3, 3), backend="eager")(torch.ones(3))
+
+
+def compile_what_breaks_in_two():
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x * 2
+
+    torch.compile(broken, backend="eager")(torch.ones(3))
+
+
+def compile_a_condition():
+    one = torch.ones(3)
+    torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (one,))
+
+
 def attend():
     x = torch.ones(1, 1, 8, 16)
     return flex_attention(x, x, x)
@@ -41,6 +58,9 @@ def attend():
 TABLES = maskgen.compile_mask(spans(), BLOCK_SIZE=16)
 PROVOCATIONS = {
     "compile": (compile_something, COMPILE, "DYNAMO"),
+    "compile a module": (compile_a_module, COMPILE, "DYNAMO"),
+    "compile in pieces": (compile_what_breaks_in_two, COMPILE, "DYNAMO"),
+    "compile a condition": (compile_a_condition, COMPILE, "DYNAMO"),
     "trace": (lambda: torch.fx.symbolic_trace(torch.nn.ReLU()), FX_TRACE, "trace was called"),
     "create_block_mask": (
         lambda: create_block_mask(causal, None, None, 8, 8, device="cpu"),
@@ -95,9 +115,9 @@ def provoke_in_a_worker(provoke, guard):
 
 
 def frozen_error(error):
-    """The guard's error, which torch may wrap."""
-    while not isinstance(error, FrozenError):
-        error = error.__cause__ or error.__context__
+    """The message of the guard's error, which comes out of torch as it is, on one line."""
+    assert isinstance(error, FrozenError)
+    assert "\n" not in str(error)
     return str(error)
 
 
@@ -135,6 +155,15 @@ def test_attention_that_was_compiled_is_let_through():
     with guard.active():
         assert torch.equal(compiled(x, x, x), before)
     assert guard.counts == {}
+
+
+def test_a_shape_that_was_not_warmed_up_is_a_compile():
+    torch._dynamo.reset()
+    double = torch.compile(lambda x: 2 * x, backend="eager", dynamic=False)
+    double(torch.ones(3))
+    guard = FreezeGuard()
+    assert "DYNAMO" in frozen_error(provoke_in_a_worker(lambda: double(torch.ones(4)), guard))
+    assert guard.counts == {COMPILE: 1}
 
 
 @pytest.mark.gpu

@@ -8,10 +8,12 @@ from runtime.errors import (
     BucketMissingError,
     ConfigError,
     DatasetError,
+    FrozenError,
     NonFiniteError,
     WorkerError,
 )
 from runtime.metrics import read_metrics
+from runtime.replica import Replica
 from runtime.session import open_session
 from tests.runtime.tiny_run import (
     build_masks,
@@ -170,6 +172,21 @@ def test_a_feeder_that_fails_ends_the_run_with_its_error(tmp_path, monkeypatch, 
         trainer.run()
     assert isinstance(caught.value.__cause__, OSError)
     trainer.teardown()
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
+def test_a_compile_within_the_steps_ends_the_run_as_frozen(tmp_path, monkeypatch, devices):
+    config = prepared(tmp_path, "a", run={"devices": devices})
+    real = Replica.run
+
+    def run(replica, step, slot):
+        if replica.group.rank == 0 and step.number == 2:
+            torch.compile(lambda x: x - 1, backend="eager")(torch.ones(5))
+        real(replica, step, slot)
+
+    monkeypatch.setattr(Replica, "run", run)
+    with pytest.raises(FrozenError, match=r"compile after freeze in thread 'worker-0 \(cpu\)'"):
+        train(config)
 
 
 def test_a_missing_bucket_says_what_builds_it(tmp_path):
