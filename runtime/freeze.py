@@ -32,8 +32,10 @@ EAGER_FLEX = "flex_attention called without torch.compile"
 
 
 class _Frozen(FrozenError, AssertionError):
-    """What the guard raises: Dynamo hands an AssertionError on as it is, and most others it wraps in
-    an error of its own without their cause; to either message it appends hints that mislead here.
+    """What the guard raises.
+
+    Dynamo hands an AssertionError on as it is, and wraps most others in an error of its own without
+    their cause. To either message it appends hints that mislead here.
     """
 
     def __init__(self, message: str) -> None:
