@@ -61,10 +61,15 @@ def to_block_mask(
 def block_mask_over(tables: BlockTables, mask_mod: MaskMod) -> BlockMask:
     """Wrap tables and a mask_mod as they are: for static buffers, also inside a captured step.
 
-    Nothing is checked, copied or moved. The BlockMask reads the very tensors of ``tables``, so
-    tables written in place later are those that the next attention uses; a captured graph does
-    not keep them alive, its owner must.
+    Nothing is copied, moved or read. The BlockMask reads the very tensors of ``tables``, so tables
+    written in place later are those that the next attention uses; a captured graph does not keep
+    them alive, its owner must.
+
+    Raises:
+        UnsupportedMaskError: The torch in use cannot run this BLOCK_SIZE or length on a GPU.
     """
+    if tables.device.type == "cuda":
+        check_gpu_limits(tables.BLOCK_SIZE, tables.Q_LEN, tables.KV_LEN, torch.__version__)
     return BlockMask(
         seq_lengths=(tables.Q_LEN, tables.KV_LEN),
         kv_num_blocks=tables.kv_num_blocks,

@@ -9,7 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions, flex_attention
+
+KERNEL: FlexKernelOptions = {"BACKEND": "TRITON"}
+"""The one kernel for every number of rows. Left to itself torch takes its decoding kernel below 128
+rows, whose only tile is the next power of two of rows x heads of a group: over 128 nothing fits a
+block of 128 rows, and compiling fails. Torch 2.11 to 2.14, ``kernel/flex/flex_decoding.py``."""
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``attention(q, k, v)`` with the mask inside: q ``[B, H, Q_LEN, D]``, k and v
@@ -32,7 +37,14 @@ def flex_attention_over(block_mask: BlockMask) -> Attention:
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         grouped = query.shape[1] != key.shape[1]
-        out: Tensor = flex_attention(query, key, value, block_mask=block_mask, enable_gqa=grouped)
+        out: Tensor = flex_attention(
+            query,
+            key,
+            value,
+            block_mask=block_mask,
+            enable_gqa=grouped,
+            kernel_options=KERNEL,
+        )
         return out
 
     return attend

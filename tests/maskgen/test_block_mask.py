@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 from maskgen import (
@@ -75,6 +76,8 @@ def test_a_block_mask_over_static_buffers_follows_them():
     [
         (window(64, 48), "spans.KV_LEN = 48: the tables have KV_LEN=64"),
         (window(48, 64), "spans.Q_LEN = 48: the tables have Q_LEN=64"),
+        (window(1, 64), "spans.Q_LEN = 1: the tables have Q_LEN=64"),
+        (window(64, 1), "spans.KV_LEN = 1: the tables have KV_LEN=64"),
     ],
 )
 def test_spans_of_another_mask_are_refused(spans, message):
@@ -102,7 +105,8 @@ def test_what_older_torch_cannot_run_on_a_gpu_is_refused(size, Q_LEN, KV_LEN, me
     for version in ("2.11.0+cu130", "2.12.1", "2.13.0+cpu"):
         with pytest.raises(UnsupportedMaskError, match=message):
             check_gpu_limits(size, Q_LEN, KV_LEN, version)
-    check_gpu_limits(size, Q_LEN, KV_LEN, "2.14.1+cu130")
+    for version in ("2.14.0", "2.14.0+cu130", "2.14.1+cu130"):
+        check_gpu_limits(size, Q_LEN, KV_LEN, version)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +124,17 @@ def test_to_block_mask_asks_for_the_limits_of_the_installed_torch(monkeypatch):
         UnsupportedMaskError, match=r"but BLOCK_SIZE is \(16, 16\) and torch 2.13.0"
     ):
         to_block_mask(compile_mask(spans, 16), spans, device="cuda")
+
+
+@pytest.mark.parametrize("size", [64, (128, 16), 256])
+def test_a_block_mask_over_buffers_of_a_gpu_asks_for_them_too(monkeypatch, size):
+    monkeypatch.setattr(torch, "__version__", "2.13.1+cu130")
+    with FakeTensorMode():
+        tables = BlockTables.empty(Q_LEN=384, KV_LEN=640, BLOCK_SIZE=size, device="cuda")
+        with pytest.raises(UnsupportedMaskError, match=r"torch 2\.13\.1\+cu130"):
+            block_mask_over(tables, None)
+        monkeypatch.setattr(torch, "__version__", "2.14.0+cu130")
+        assert block_mask_over(tables, None).seq_lengths == (384, 640)
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):

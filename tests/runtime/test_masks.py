@@ -1,16 +1,67 @@
-"""What a run says of a cache without its masks, and whether the advice works."""
+"""A bucket's masks in the step; what a run says of a cache without them, and whether that works."""
 
+import itertools
 import shlex
 
 import pytest
+import torch
 from click.testing import CliRunner
+from torch.nn.attention.flex_attention import create_mask
 
 import cache
+from maskgen.build import build
 from maskgen.cli import main as maskgen
+from maskgen.entry import load_entry
+from maskgen.errors import MaskSpecError
+from maskgen.families import families
 from maskgen.runfile import masks_section
+from maskgen.spec import read_specs
 from runtime.errors import BucketMissingError
+from runtime.masks import BucketMasks
 from runtime.session import open_session
 from tests.runtime.tiny_run import build_masks, make_config, make_data
+
+DFLASH = families["dflash"]
+FULL = {"draft_block_size": 4}
+BASES = [FULL, {**FULL, "layer": "sliding", "window": 7}]
+BESIDE = {"layer": {"window": 7}}
+"""What a parameter needs beside it."""
+OTHERS = {"int": [2, 3, 12], "bool": [True, False]}
+
+
+def dense_in_the_step(tmp_path, values, anchors, n_valid):
+    """The mask of a parametric entry as a step computes it, and as the family's formula says."""
+    entry = {"name": "m", "family": "dflash", "kind": "parametric", "context": 40, **values}
+    entry["anchors"] = 24 // values["draft_block_size"]
+    specs = read_specs({"masks": {"BLOCK_SIZE": 16, "entry": [entry]}})
+    store = cache.open_store(tmp_path / "masks.zarr", writable=True)
+    build(specs, store)
+    masks = BucketMasks(load_entry(store, specs[0].name), 3, torch.device("cpu"))
+    anchors = anchors[:, : entry["anchors"]].sort().values
+    n_valid = n_valid.clamp(max=entry["anchors"])
+    masks.use_anchors(anchors, n_valid)
+    formula = DFLASH.mask_mod(24, 64, anchors=anchors, n_valid=n_valid, **values)
+    return masks.dense(), create_mask(formula, 3, 1, 24, 64, device="cpu")
+
+
+@pytest.mark.parametrize("param", DFLASH.params, ids=lambda param: param.name)
+def test_every_parameter_of_an_entry_reaches_the_spans_of_the_step(tmp_path, param):
+    generator = torch.Generator().manual_seed(len(param.name))
+    anchors = torch.randint(40, (3, 24), generator=generator, dtype=torch.int32)
+    n_valid = torch.tensor([24, 3, 0], dtype=torch.int32)
+    matters = False
+    for base, value in itertools.product(BASES, param.choices or OTHERS[param.type]):
+        values = {**base, **BESIDE.get(param.name, {}), param.name: value}
+        try:
+            DFLASH.check(24, 64, values)
+        except MaskSpecError:
+            continue
+        found, wanted = dense_in_the_step(tmp_path, values, anchors, n_valid)
+        assert torch.equal(found, wanted), values
+        plain, _ = dense_in_the_step(tmp_path, base, anchors, n_valid)
+        matters |= not torch.equal(found, plain)
+    assert matters
+
 
 MASKS = """
 [masks]
