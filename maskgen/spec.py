@@ -298,8 +298,8 @@ def _family_params(
             f"is required by a static entry of family {family.name} ({missing[0].doc}); "
             "kind = 'parametric' leaves it to the batch",
         )
-    # The cache's JSON has no null, and a default of None is filled in again by the family.
-    return {key: value for key, value in checked.items() if value is not None}
+    # A spec is JSON: what a batch says stays as it was written.
+    return {key: given[key] if key in family.runtime_params else checked[key] for key in checked}
 
 
 def _layout_params(where: str, table: Mapping[str, Any], context: int) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from maskgen.families.chunked import chunked
 from maskgen.families.dflash import dflash
 from maskgen.families.document import document
 from maskgen.families.eagle3_ttt import eagle3_ttt
-from maskgen.families.family import Family, Param, RuntimeParam
+from maskgen.families.family import Family
 from maskgen.families.full import full
 from maskgen.families.global_prefix_window import global_prefix_window
 from maskgen.families.layouts import dflash_layouts
 from maskgen.families.natten import natten
 from maskgen.families.p_eagle import p_eagle
+from maskgen.families.params import Param, RuntimeParam
 from maskgen.families.prefix_lm import prefix_lm
 from maskgen.families.registry import families, find_family, spans_into
 from maskgen.families.shared_prefix import shared_prefix

@@ -3,6 +3,7 @@
 Legend: B batch, n tokens of a document; its rows are n noised tokens x_t, then n clean ones x_0.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from maskgen.errors import MaskSpecError
 from maskgen.families.draw import Draw
-from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans
+from maskgen.families.family import Family, MaskMod, Spans
 from maskgen.families.full import FULL
-from maskgen.families.segments import check_documents, segments_of
+from maskgen.families.params import MAX_LENGTH, Param
+from maskgen.families.segments import DOC_OFFSETS, check_documents, segments_of
 from maskgen.families.spans import nothing, rows, stack_spans
 from maskgen.intervals import RowIntervals
 
@@ -173,7 +175,10 @@ BLOCK_DIFFUSION = Family(
             choices=("training", "packed", "block_causal"),
         ),
     ),
-    runtime=(RuntimeParam("doc_offsets", "B, D + 1", "document starts in the plain text", False),),
+    runtime=(
+        # A token of the text has two rows.
+        replace(DOC_OFFSETS, doc="document starts in the plain text", maximum=MAX_LENGTH // 2),
+    ),
     span_fn=_spans,
     mask_mod_fn=_mask_mod,
     max_k_fn=lambda Q_LEN, KV_LEN, diffusion_block_size, variant: (

@@ -4,7 +4,7 @@ Rows are N draft blocks of Bs slots; columns are S context tokens, then the same
 Legend: B batch, N draft blocks, S context tokens, Bs slots of a draft block, W window.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from maskgen.errors import MaskSpecError
 from maskgen.families.draw import Draw
-from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans, batch_of
-from maskgen.families.segments import check_documents, segments_of
+from maskgen.families.family import Family, MaskMod, Spans
+from maskgen.families.params import MAX_LENGTH, Param, RuntimeParam
+from maskgen.families.segments import DOC_IDS, check_documents, segments_of
 from maskgen.families.spans import rows, stack_spans
 from maskgen.intervals import RowIntervals
 
@@ -229,20 +230,18 @@ def _check(Q_LEN: int, KV_LEN: int, params: dict[str, Any]) -> None:
 
 def _check_anchors(S: int, N: int, params: dict[str, Any]) -> None:
     """Check the values of anchors and n_valid, where they are given."""
-    valid = torch.tensor([N])
+    number = rows(N, torch.device("cpu"))
+    used = torch.ones_like(number, dtype=torch.bool).unsqueeze(0)
     if "n_valid" in params:
-        valid = torch.as_tensor(params["n_valid"]).reshape(-1).cpu()
-        low, high = int(valid.min()), int(valid.max())
-        if low < 0 or high > N:
-            rule = f"each must be 0 to {N}, the number of draft blocks"
-            raise MaskSpecError("n_valid", low if low < 0 else high, rule)
+        used = number < params["n_valid"].unsqueeze(1)
+        if (most := int(params["n_valid"].max())) > N:
+            raise MaskSpecError("n_valid", most, f"each must be 0 to {N}, the draft blocks")
     if "anchors" not in params:
         return
-    anchors = batch_of(params["anchors"])
+    anchors = params["anchors"]
     if anchors.shape[1] != N:
         rule = f"must name one anchor for each of the {N} draft blocks"
         raise MaskSpecError("anchors", list(anchors.shape), rule)
-    used = torch.arange(N) < valid.unsqueeze(1)
     used = used.expand(max(len(used), len(anchors)), N)
     anchors = anchors.expand(len(used), N)
     outside = used & ((anchors < 0) | (anchors >= S))
@@ -317,9 +316,15 @@ DFLASH = Family(
         ),
     ),
     runtime=(
-        RuntimeParam("anchors", "B, N", "context position where each draft block starts"),
+        # What an unused block says does not matter.
+        RuntimeParam(
+            "anchors",
+            "B, N",
+            "context position where each draft block starts",
+            minimum=-MAX_LENGTH,
+        ),
         RuntimeParam("n_valid", "B", "draft blocks in use", required=False),
-        RuntimeParam("doc_ids", "B, S", "document of each context position", required=False),
+        replace(DOC_IDS, shape="B, S", doc="document of each context position, -1 for padding"),
     ),
     span_fn=_spans,
     mask_mod_fn=_mask_mod,

@@ -13,8 +13,9 @@ from maskgen.errors import MaskSpecError
 from maskgen.families.causal import CAUSAL
 from maskgen.families.chunked import CHUNKED
 from maskgen.families.draw import Draw
-from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans, batch_of
+from maskgen.families.family import Family, MaskMod, Spans
 from maskgen.families.full import FULL
+from maskgen.families.params import Param, RuntimeParam
 from maskgen.families.prefix_lm import PREFIX_LM
 from maskgen.families.segments import (
     DOC_IDS,
@@ -180,9 +181,7 @@ def _check_prefixes(params: dict[str, Any]) -> None:
     if params["prefix"] is not None:
         rule = "give prefix or doc_prefix_lens, not both"
         raise MaskSpecError("doc_prefix_lens", params["prefix"], rule)
-    prefixes = batch_of(params["doc_prefix_lens"])
-    if int(prefixes.min()) < 0:
-        raise MaskSpecError("doc_prefix_lens", int(prefixes.min()), "each must be at least 0")
+    prefixes = params["doc_prefix_lens"]
     documents = count_documents(params)
     if documents is not None and prefixes.shape[1] < documents:
         rule = f"must name a prefix for each of the {documents} documents"

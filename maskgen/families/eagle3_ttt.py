@@ -3,6 +3,7 @@
 Legend: B batch, L sequence length = Q_LEN, t test-time steps so far, KV_LEN = L * (1 + t).
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from maskgen.errors import MaskSpecError
 from maskgen.families.draw import Draw
-from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans
+from maskgen.families.family import Family, MaskMod, Spans
 from maskgen.families.full import check_lengths
-from maskgen.families.segments import check_documents, segments_of
+from maskgen.families.params import Param, RuntimeParam
+from maskgen.families.segments import DOC_IDS, check_documents, segments_of
 from maskgen.families.spans import rows, stack_spans
 from maskgen.intervals import RowIntervals
 
@@ -190,7 +192,7 @@ EAGLE3_TTT = Family(
     ),
     runtime=(
         RuntimeParam("lengths", "B", "real tokens of each sample", required=False),
-        RuntimeParam("doc_ids", "B, L", "document of each position", required=False),
+        replace(DOC_IDS, shape="B, L"),
     ),
     span_fn=_spans,
     mask_mod_fn=_mask_mod,

@@ -3,17 +3,16 @@
 Legend: B batch, H heads (1 in every family here), K span slots of a row.
 """
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
 from maskgen.families.draw import Draw
+from maskgen.families.params import REQUIRED, Param, RuntimeParam, check_length, one_of
 from maskgen.intervals import RowIntervals
 
 Spans: TypeAlias = tuple[Tensor, Tensor]
@@ -22,106 +21,11 @@ Spans: TypeAlias = tuple[Tensor, Tensor]
 MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's ``mask_mod(b, h, q_idx, kv_idx)``."""
 
-MAX_LENGTH: Final = 1 << 30
-"""Largest length and largest integer parameter: sums of two of them stay inside int32."""
-
 MAX_ELEMENTS: Final = (1 << 31) - 1
 """Most elements of a span tensor that int32 addressing reaches."""
 
 ANALYTIC_ABOVE_K: Final = 4
 """With more spans a row than this, a family's own mask_mod beats the one that reads spans."""
-
-
-class _Required:
-    """Marks a parameter that has no default."""
-
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-
-REQUIRED: Final = _Required()
-
-
-@dataclass(frozen=True)
-class Param:
-    """A static parameter: part of a mask's spec, never of a batch."""
-
-    name: str
-    type: Literal["int", "bool", "str", "ints"]
-    doc: str
-    default: Any = REQUIRED
-    minimum: int | None = None
-    choices: tuple[str, ...] = ()
-
-    def check(self, value: Any) -> Any:
-        """Return the value as JSON knows it, or raise MaskSpecError."""
-        if value is None and self.default is None:
-            return None
-        if self.type == "ints":
-            if isinstance(value, str) or not isinstance(value, Sequence):
-                raise MaskSpecError(self.name, value, "must be a list of integers")
-            return [self._check_int(item) for item in value]
-        if self.type == "int":
-            return self._check_int(value)
-        if self.type == "bool":
-            if not isinstance(value, bool):
-                raise MaskSpecError(self.name, value, "must be true or false")
-            return value
-        if not isinstance(value, str):
-            raise MaskSpecError(self.name, value, "must be a string")
-        if self.choices and value not in self.choices:
-            raise MaskSpecError(self.name, value, one_of(value, self.choices))
-        return value
-
-    def _check_int(self, value: Any) -> int:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise MaskSpecError(self.name, value, "must be an integer")
-        number = int(value)
-        if self.minimum is not None and number < self.minimum:
-            raise MaskSpecError(self.name, number, f"must be at least {self.minimum}")
-        if abs(number) > MAX_LENGTH:
-            raise MaskSpecError(self.name, number, "must lie within 2**30 of zero")
-        return number
-
-
-@dataclass(frozen=True)
-class RuntimeParam:
-    """A parameter that may change with the batch: an integer tensor ``[B]`` or ``[B, n]``."""
-
-    name: str
-    shape: str
-    doc: str
-    required: bool = True
-
-    @property
-    def rank(self) -> int:
-        """Number of dimensions, the batch included."""
-        return len(self.shape.split(","))
-
-    def tensor(self, value: Any, device: torch.device) -> Tensor:
-        """Give the value as an int32 tensor with its batch dimension.
-
-        A tensor that lies on the device already stays there: no host sync, so this runs inside
-        a captured graph.
-        """
-        table = torch.as_tensor(value, device=device).to(torch.int32)
-        return table.unsqueeze(0) if table.dim() == self.rank - 1 else table
-
-    def check(self, value: Any) -> Any:
-        """Return the value unchanged when it is integers of the right rank, or raise."""
-        try:
-            table = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            rule = f"must be integers of shape [{self.shape}]"
-            raise MaskSpecError(self.name, value, rule) from error
-        if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
-            raise MaskSpecError(self.name, str(table.dtype), "must hold integers")
-        if table.dim() not in (self.rank, self.rank - 1):
-            rule = f"must have shape [{self.shape}] or the same without the batch"
-            raise MaskSpecError(self.name, list(table.shape), rule)
-        if table.numel() == 0:
-            raise MaskSpecError(self.name, list(table.shape), "must not be empty")
-        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +55,8 @@ class Family:
     max_k_fn: Callable[..., int]
     """``(Q_LEN, KV_LEN, **static params)`` -> largest number of spans in a row."""
     check_fn: Callable[[int, int, dict[str, Any]], None] | None = None
-    """Rules between parameters, and the values of runtime parameters; may fill in defaults."""
+    """Rules between parameters, and between the values of runtime parameters, which it is given
+    as ``RuntimeParam.check`` returns them; may fill in defaults."""
     bounds_fn: Callable[..., tuple[RowIntervals, RowIntervals]] | None = None
     """``(Q_LEN, KV_LEN, **static params)`` -> must and may."""
     draw_fn: Callable[..., dict[str, Any]] | None = None
@@ -177,7 +82,8 @@ class Family:
             params: Values by name.
 
         Returns:
-            The static parameters with defaults, and the runtime parameters that were given.
+            The static parameters with defaults, and the runtime parameters that were given, int32
+            on the CPU and with their batch dimension.
 
         Raises:
             MaskSpecError: A length or value breaks its rule, or a name is unknown.
@@ -216,7 +122,7 @@ class Family:
     def spans(
         self, Q_LEN: int, KV_LEN: int, *, device: torch.device | str | None = None, **params: Any
     ) -> Spans:
-        """Compute the spans: static shape, no host sync, no value checks.
+        """Compute the spans: static shape, and of int32 tensors no host sync and no value checks.
 
         Args:
             Q_LEN: Query rows, in tokens.
@@ -229,7 +135,8 @@ class Family:
             ``starts`` and ``ends``, int32 ``[B, 1, max_K, Q_LEN]``, disjoint, empty ones anywhere.
 
         Raises:
-            MaskSpecError: A required parameter is missing.
+            MaskSpecError: A required parameter is missing, or a runtime parameter that is no int32
+                tensor breaks its rule.
         """
         where = _device_of(device, params)
         return self.span_fn(Q_LEN, KV_LEN, where, **self._filled(params, where))
@@ -288,8 +195,9 @@ class Family:
         source, filled = Draw(digest), self._static(self.check(Q_LEN, KV_LEN, static))
         drawn = [self.draw_fn(source, Q_LEN, KV_LEN, **filled) for _ in range(B)]
         return {
-            name: torch.tensor([sample[name] for sample in drawn], dtype=torch.int32)
-            for name in drawn[0]
+            given.name: given.check([sample[given.name] for sample in drawn])
+            for given in self.runtime
+            if given.name in drawn[0]
         }
 
     def bounds(self, Q_LEN: int, KV_LEN: int, **static: Any) -> tuple[RowIntervals, RowIntervals]:
@@ -312,9 +220,10 @@ class Family:
         Raises:
             MaskSpecError: A length or value breaks its rule, or a name is unknown.
         """
+        where = _device_of(device, params)
         checked = self.check(Q_LEN, KV_LEN, params)
         Q_LEN, KV_LEN = int(Q_LEN), int(KV_LEN)
-        starts, ends = self.spans(Q_LEN, KV_LEN, device=device, **checked)
+        starts, ends = self.spans(Q_LEN, KV_LEN, device=where, **checked)
         return RowIntervals(starts, ends, KV_LEN).canonical()
 
     def _static(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,11 +247,7 @@ class Family:
         return value
 
     def _batch(self, checked: Mapping[str, Any]) -> int:
-        sizes = [1]
-        for given in self.runtime:
-            if given.name in checked:
-                shape = torch.as_tensor(checked[given.name]).shape
-                sizes.append(shape[0] if len(shape) == given.rank else 1)
+        sizes = [1, *(len(checked[given.name]) for given in self.runtime if given.name in checked)]
         if len(set(sizes) - {1}) > 1:
             rule = "runtime parameters must agree in their batch size or have 1"
             raise MaskSpecError(self.runtime[0].name, sizes[1:], rule)
@@ -354,28 +259,3 @@ def _device_of(device: torch.device | str | None, params: Mapping[str, Any]) -> 
         return torch.device(device)
     tensors = [value for value in params.values() if isinstance(value, Tensor)]
     return tensors[0].device if tensors else torch.device("cpu")
-
-
-def batch_of(values: Any) -> Tensor:
-    """Give a runtime value ``[B, n]`` or ``[n]`` as a host tensor ``[B, n]``, to check it."""
-    table = torch.as_tensor(values).cpu()
-    return table.unsqueeze(0) if table.dim() == 1 else table
-
-
-def one_of(name: str, valid: Iterable[str]) -> str:
-    """Say what is valid, the nearest name first when one is near."""
-    options = sorted(valid)
-    near = difflib.get_close_matches(name, options, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}valid: {', '.join(options) or 'none'}"
-
-
-def check_length(field: str, value: Any) -> None:
-    """Raise MaskSpecError unless the value is a length that int32 spans can address."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise MaskSpecError(field, value, "must be an integer number of tokens")
-    length = int(value)
-    if length < 1:
-        raise MaskSpecError(field, value, "must be at least 1: a mask has rows and columns")
-    if length > MAX_LENGTH:
-        raise MaskSpecError(field, value, "must be at most 2**30, so that int32 addresses it")

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from maskgen.errors import MaskSpecError
 from maskgen.families.draw import Draw
-from maskgen.families.family import Family, MaskMod, RuntimeParam, Spans
+from maskgen.families.family import Family, MaskMod, Spans
+from maskgen.families.params import RuntimeParam
 from maskgen.families.spans import rows, stack_spans
 from maskgen.intervals import RowIntervals
 
@@ -54,8 +55,7 @@ def _mask_mod(Q_LEN: int, KV_LEN: int, device: torch.device, *, lengths: Tensor 
 def check_lengths(KV_LEN: int, params: dict[str, Any]) -> None:
     """Raise MaskSpecError when a sample is longer than the row or has no token."""
     if "lengths" in params:
-        values = torch.as_tensor(params["lengths"])
-        low, high = int(values.min()), int(values.max())
+        low, high = int(params["lengths"].min()), int(params["lengths"].max())
         if low < 1 or high > KV_LEN:
             rule = f"each must be 1 to {KV_LEN} tokens"
             raise MaskSpecError("lengths", low if low < 1 else high, rule)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
-from maskgen.families.family import Family, MaskMod, Param, Spans
+from maskgen.families.family import Family, MaskMod, Spans
+from maskgen.families.params import Param
 from maskgen.families.spans import rows, stack_spans
 from maskgen.intervals import RowIntervals
 

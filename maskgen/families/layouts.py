@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
-from maskgen.families.family import check_length
+from maskgen.families.params import check_length
 from maskgen.windows import Window
 
 

@@ -3,6 +3,7 @@
 Legend: B batch, T elements of a row (Q_LEN = KV_LEN = T), an element is (anchor, depth).
 """
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -11,16 +12,9 @@ from torch import Tensor
 from maskgen.errors import MaskSpecError
 from maskgen.families.causal import CAUSAL
 from maskgen.families.draw import Draw
-from maskgen.families.family import (
-    MAX_LENGTH,
-    Family,
-    MaskMod,
-    Param,
-    RuntimeParam,
-    Spans,
-    batch_of,
-)
-from maskgen.families.segments import segments_of
+from maskgen.families.family import Family, MaskMod, Spans
+from maskgen.families.params import MAX_LENGTH, Param, RuntimeParam
+from maskgen.families.segments import DOC_IDS, check_pieces, segments_of
 from maskgen.families.spans import nothing, rows, stack_spans
 from maskgen.intervals import RowIntervals
 
@@ -52,7 +46,8 @@ def p_eagle(
         depths: Depth of each element, integers ``[B, T]``, -1 for padding. Elements ascend by
             depth and then by anchor, padding last; every anchor stands at depth 0 too.
         doc_ids: Document of each element, integers ``[B, T]``, -1 for padding; one document by
-            default.
+            default. At depth 0 equal ids stand side by side, and a deeper element has the id of
+            its anchor at depth 0.
         window: An element sees depth 0 from ``anchor + depth - (window - 1)`` on; unbounded by
             default.
         device: Where the spans lie; by default where the tensors given lie, else the CPU.
@@ -153,62 +148,59 @@ def _check(Q_LEN: int, KV_LEN: int, params: dict[str, Any]) -> None:
     if Q_LEN != KV_LEN:
         rule = f"must equal Q_LEN = {Q_LEN}: rows and columns are the same elements"
         raise MaskSpecError("KV_LEN", KV_LEN, rule)
-    given: dict[str, Tensor] = {}
-    for name in ("anchors", "depths", "doc_ids"):
-        if name in params:
-            given[name] = batch_of(params[name]).long()
-            if given[name].shape[1] != Q_LEN:
-                rule = f"must hold one value for each of the {Q_LEN} elements"
-                raise MaskSpecError(name, list(given[name].shape), rule)
+    given = {name: params[name] for name in ("anchors", "depths", "doc_ids") if name in params}
+    for name, table in given.items():
+        if table.shape[1] != Q_LEN:
+            rule = f"must hold one value for each of the {Q_LEN} elements"
+            raise MaskSpecError(name, list(table.shape), rule)
     if "anchors" in given and "depths" in given:
-        _check_elements(given["anchors"], given["depths"], params["num_depths"])
-        _check_anchor_documents(given)
+        batch = max(len(table) for table in given.values())
+        rows_of = [table.expand(batch, -1).long() for table in given.values()]
+        for anchors, depths, *docs in zip(*rows_of, strict=True):
+            _check_elements(anchors, depths, params["num_depths"])
+            if docs:
+                _check_element_documents(anchors, depths, docs[0])
 
 
 def _check_elements(anchors: Tensor, depths: Tensor, num_depths: int) -> None:
-    batch = max(len(anchors), len(depths))
-    anchors, depths = anchors.expand(batch, -1), depths.expand(batch, -1)
-    if bool((depths >= num_depths).any()) or bool((depths < -1).any()):
-        worst = depths.max() if bool((depths >= num_depths).any()) else depths.min()
-        rule = f"each must be 0 to {num_depths - 1}, or -1 for padding"
-        raise MaskSpecError("depths", int(worst), rule)
-    low = anchors[(anchors < 0) & (depths >= 0)]
-    if low.numel():
-        raise MaskSpecError("anchors", int(low[0]), "each must be at least 0")
+    """Check the order of one row's elements ``[T]``, and that each has its root at depth 0."""
     padding = depths < 0
-    if bool((padding[:, :-1] & ~padding[:, 1:]).any()):
+    if (deepest := int(depths.max())) >= num_depths:
+        rule = f"each must be 0 to {num_depths - 1}, or -1 for padding"
+        raise MaskSpecError("depths", deepest, rule)
+    if bool((padding[:-1] & ~padding[1:]).any()):
         raise MaskSpecError("depths", -1, "padding must stand at the end of the row")
+    anchors, depths = anchors[~padding], depths[~padding]
+    if bool((anchors < 0).any()):
+        raise MaskSpecError("anchors", int(anchors.min()), "each must be at least 0")
     key = depths * _DEPTH + anchors
-    falls = (key[:, 1:] <= key[:, :-1]) & ~padding[:, 1:]
+    falls = key[1:] <= key[:-1]
     if bool(falls.any()):
-        pair = [int(anchors[:, :-1][falls][0]), int(anchors[:, 1:][falls][0])]
+        pair = [int(anchors[:-1][falls][0]), int(anchors[1:][falls][0])]
         rule = "elements must ascend by depth and then by anchor, none twice; sort them"
         raise MaskSpecError("anchors", pair, rule)
-    for row_anchors, row_depths in zip(anchors, depths, strict=True):
-        roots = row_anchors[row_depths == 0]
-        deeper = row_anchors[row_depths > 0]
-        orphans = deeper[~torch.isin(deeper, roots)]
-        if orphans.numel():
-            rule = "every anchor of a deeper element must stand at depth 0 too"
-            raise MaskSpecError("anchors", int(orphans[0]), rule)
+    orphans = anchors[~torch.isin(anchors, anchors[depths == 0])]
+    if orphans.numel():
+        rule = "every anchor of a deeper element must stand at depth 0 too"
+        raise MaskSpecError("anchors", int(orphans[0]), rule)
 
 
-def _check_anchor_documents(given: dict[str, Tensor]) -> None:
-    """Documents must be pieces of the anchor axis, the same at every depth."""
-    if "doc_ids" not in given:
-        return
-    batch = max(len(table) for table in given.values())
-    for anchors, depths, docs in zip(
-        *(given[name].expand(batch, -1) for name in ("anchors", "depths", "doc_ids")),
-        strict=True,
-    ):
-        order = torch.argsort(anchors[depths >= 0], stable=True)
-        ordered = docs[depths >= 0][order]
-        ordered = ordered[ordered >= 0]
-        runs = torch.unique_consecutive(ordered)
-        if len(runs) != len(runs.unique()):
-            rule = "a document must be one piece of the anchors, the same at every depth"
-            raise MaskSpecError("doc_ids", runs.tolist(), rule)
+def _check_element_documents(anchors: Tensor, depths: Tensor, docs: Tensor) -> None:
+    """Check that documents are pieces of depth 0, and the same for an anchor at every depth.
+
+    The spans take an element's document from its root and the documents' limits from depth 0.
+    """
+    roots = depths == 0
+    check_pieces(docs[roots])
+    real = depths >= 0
+    anchors, docs, roots = anchors[real], docs[real], roots[real]
+    of_root = docs[roots][torch.searchsorted(anchors[roots], anchors)]
+    if bool((docs != of_root).any()):
+        at = int((docs != of_root).nonzero()[0])
+        rule = (
+            f"of anchor {int(anchors[at])} must be {int(of_root[at])} at every depth, as at depth 0"
+        )
+        raise MaskSpecError("doc_ids", int(docs[at]), rule)
 
 
 def _bounds(
@@ -249,9 +241,16 @@ P_EAGLE = Family(
         Param("window", "int", "window over the elements of depth 0", default=None, minimum=1),
     ),
     runtime=(
-        RuntimeParam("anchors", "B, T", "position that each element drafts from"),
-        RuntimeParam("depths", "B, T", "depth of each element, -1 for padding"),
-        RuntimeParam("doc_ids", "B, T", "document of each element", required=False),
+        # What padding says does not matter. An anchor and a depth add up to less than 2**31 - 1.
+        RuntimeParam(
+            "anchors",
+            "B, T",
+            "position that each element drafts from",
+            minimum=-MAX_LENGTH,
+            maximum=MAX_LENGTH - 1,
+        ),
+        RuntimeParam("depths", "B, T", "depth of each element, -1 for padding", minimum=-1),
+        replace(DOC_IDS, doc="document of each element, -1 for padding"),
     ),
     span_fn=_spans,
     mask_mod_fn=_mask_mod,

@@ -13,11 +13,12 @@ from maskgen.families.chunked import CHUNKED
 from maskgen.families.dflash import DFLASH
 from maskgen.families.document import DOCUMENT
 from maskgen.families.eagle3_ttt import EAGLE3_TTT
-from maskgen.families.family import Family, one_of
+from maskgen.families.family import Family
 from maskgen.families.full import FULL
 from maskgen.families.global_prefix_window import GLOBAL_PREFIX_WINDOW
 from maskgen.families.natten import NATTEN
 from maskgen.families.p_eagle import P_EAGLE
+from maskgen.families.params import one_of
 from maskgen.families.prefix_lm import PREFIX_LM
 from maskgen.families.shared_prefix import SHARED_PREFIX
 from maskgen.families.sink_window import SINK_WINDOW

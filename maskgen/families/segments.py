@@ -9,11 +9,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from maskgen.canonical import INT32_MAX
 from maskgen.errors import MaskSpecError
-from maskgen.families.family import RuntimeParam, batch_of
+from maskgen.families.params import RuntimeParam
 
 DOC_IDS: Final = RuntimeParam(
-    "doc_ids", "B, T", "document of each position, equal ids side by side, -1 for padding", False
+    "doc_ids",
+    "B, T",
+    "document of each position, equal ids side by side, -1 for padding",
+    required=False,
+    minimum=-1,
+    maximum=INT32_MAX,
 )
 DOC_OFFSETS: Final = RuntimeParam(
     "doc_offsets", "B, D + 1", "where each document starts, and the end of the last", False
@@ -85,34 +91,32 @@ def check_documents(T: int, params: dict[str, Any]) -> None:
     if ids is not None and offsets is not None:
         raise MaskSpecError("doc_offsets", None, "give doc_ids or doc_offsets, not both")
     if ids is not None:
-        _check_ids(batch_of(ids), T)
+        if ids.shape[1] != T:
+            rule = f"must name the document of each of the {T} positions"
+            raise MaskSpecError("doc_ids", list(ids.shape), rule)
+        for row in ids:
+            check_pieces(row)
     if offsets is not None:
-        _check_offsets(batch_of(offsets), T)
+        _check_offsets(offsets, T)
 
 
 def count_documents(params: dict[str, Any]) -> int | None:
     """Most documents that a row has, or None when neither ids nor offsets are given."""
     if params.get("doc_ids") is not None:
-        ids = batch_of(params["doc_ids"])
-        return max(len(row[row >= 0].unique()) for row in ids)
+        return max(len(row[row >= 0].unique()) for row in params["doc_ids"])
     if params.get("doc_offsets") is not None:
-        offsets = batch_of(params["doc_offsets"])
-        return max(len(row.unique()) for row in offsets) - 1
+        return max(len(row.unique()) for row in params["doc_offsets"]) - 1
     return None
 
 
-def _check_ids(doc_ids: Tensor, T: int) -> None:
-    if doc_ids.shape[1] != T:
-        rule = f"must name the document of each of the {T} positions"
-        raise MaskSpecError("doc_ids", list(doc_ids.shape), rule)
-    for row in doc_ids:
-        runs = torch.unique_consecutive(row)
-        runs = runs[runs >= 0]
-        values, counts = runs.unique(return_counts=True)
-        if bool((counts > 1).any()):
-            again = int(values[counts > 1][0])
-            rule = "equal ids must stand side by side: a document is one piece"
-            raise MaskSpecError("doc_ids", again, rule)
+def check_pieces(ids: Tensor) -> None:
+    """Raise MaskSpecError when a document of a row ``[T]`` is interrupted, padding counted."""
+    runs = torch.unique_consecutive(ids)
+    values, counts = runs[runs >= 0].unique(return_counts=True)
+    if bool((counts > 1).any()):
+        again = int(values[counts > 1][0])
+        rule = "equal ids must stand side by side: a document is one piece"
+        raise MaskSpecError("doc_ids", again, rule)
 
 
 def _check_offsets(doc_offsets: Tensor, T: int) -> None:

@@ -3,6 +3,7 @@
 Legend: B batch, T positions, D documents.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from maskgen.errors import MaskSpecError
 from maskgen.families.causal import CAUSAL
 from maskgen.families.draw import Draw
-from maskgen.families.family import Family, MaskMod, RuntimeParam, Spans, batch_of
-from maskgen.families.segments import check_documents, segments_of
+from maskgen.families.family import Family, MaskMod, Spans
+from maskgen.families.params import RuntimeParam
+from maskgen.families.segments import DOC_OFFSETS, check_documents, segments_of
 from maskgen.families.spans import nothing, rows, stack_spans
 from maskgen.intervals import RowIntervals
 
@@ -91,12 +93,12 @@ def _check(Q_LEN: int, KV_LEN: int, params: dict[str, Any]) -> None:
     check_documents(max(Q_LEN, KV_LEN), params)
     if "prefix_docs" not in params or "doc_offsets" not in params:
         return
-    prefix = batch_of(params["prefix_docs"])
-    D = batch_of(params["doc_offsets"]).shape[1] - 1
+    prefix = params["prefix_docs"]
+    D = params["doc_offsets"].shape[1] - 1
     if prefix.shape[1] != D:
         rule = f"must name a prefix for each of the {D} documents"
         raise MaskSpecError("prefix_docs", list(prefix.shape), rule)
-    bad = (prefix < 0) | (prefix > torch.arange(D))
+    bad = prefix > rows(D, prefix.device)
     if bool(bad.any()):
         rule = "each must be the document's own number or that of one before it"
         raise MaskSpecError("prefix_docs", int(prefix[bad][0]), rule)
@@ -126,7 +128,7 @@ SHARED_PREFIX = Family(
     formula="doc[q] == doc[kv] & kv <= q | doc[kv] == prefix_docs[doc[q]] & doc[kv] != doc[q]",
     source="attention-gym generate_shared_prefix_mask_mod",
     runtime=(
-        RuntimeParam("doc_offsets", "B, D + 1", "document starts, and the end of the last"),
+        replace(DOC_OFFSETS, required=True),
         RuntimeParam("prefix_docs", "B, D", "number of each document's prefix document"),
     ),
     span_fn=_spans,

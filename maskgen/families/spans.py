@@ -52,5 +52,5 @@ def _row(bound: Tensor | int, like: Tensor) -> Tensor:
 
 def nothing(Q_LEN: int, KV_LEN: int) -> RowIntervals:
     """The mask that allows no cell: what a batch of padding alone leaves."""
-    zeros = torch.zeros(1, 1, 1, Q_LEN, dtype=torch.int32)
+    zeros = torch.zeros(1, 1, 1, Q_LEN, dtype=torch.int32, device="cpu")
     return RowIntervals(zeros, zeros, KV_LEN)

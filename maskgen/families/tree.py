@@ -11,7 +11,8 @@ from torch import Tensor
 from maskgen.errors import MaskSpecError
 from maskgen.families.causal import CAUSAL
 from maskgen.families.draw import Draw
-from maskgen.families.family import Family, MaskMod, Param, RuntimeParam, Spans, batch_of
+from maskgen.families.family import Family, MaskMod, Spans
+from maskgen.families.params import Param, RuntimeParam
 from maskgen.families.spans import rows, stack_spans
 from maskgen.intervals import RowIntervals
 
@@ -88,7 +89,7 @@ def _check(Q_LEN: int, KV_LEN: int, params: dict[str, Any]) -> None:
         raise MaskSpecError("KV_LEN", KV_LEN, rule)
     if "parents" not in params:
         return
-    parents = batch_of(params["parents"])
+    parents = params["parents"]
     if parents.shape[1] != Q_LEN:
         rule = f"must name a parent for each of the {Q_LEN} nodes"
         raise MaskSpecError("parents", list(parents.shape), rule)
@@ -141,7 +142,7 @@ TREE = Family(
     formula="kv < P | kv - P is node q or an ancestor of it, P = KV_LEN - Q_LEN",
     source="SpecInfer (arXiv 2305.09781) section 4.2; Medusa (arXiv 2401.10774) section 2.1.2",
     params=(Param("max_depth", "int", "nodes on the longest path", default=None, minimum=1),),
-    runtime=(RuntimeParam("parents", "B, N", "parent of each node, -1 for a root"),),
+    runtime=(RuntimeParam("parents", "B, N", "parent of each node, -1 for a root", minimum=-1),),
     span_fn=_spans,
     mask_mod_fn=_mask_mod,
     max_k_fn=lambda Q_LEN, KV_LEN, max_depth: 1 + min(max_depth or Q_LEN, Q_LEN),
