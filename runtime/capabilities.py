@@ -16,7 +16,6 @@ from maskgen.families import families
 from maskgen.spec import MaskSpec
 from runtime.config import Config
 from runtime.devices import Placement
-from runtime.drafter_config import DrafterConfig
 from runtime.errors import ConfigError
 
 STEP = "the training step"
@@ -53,8 +52,6 @@ class Request:
     """``stored`` or ``online``, as the data hold them or will hold them."""
     outline: Any = None
     """The target on the meta device: its config and modules, no weights."""
-    network: DrafterConfig | None = None
-    """The drafter's."""
     torch_version: str = torch.__version__
 
     @property
@@ -153,11 +150,6 @@ def _gpu_block_size(request: Request) -> list[int] | None:
     return None
 
 
-def _small_head(request: Request) -> int | None:
-    size = request.network.head_dim if request.network is not None else 16
-    return size if request.on_gpu and size < 16 else None
-
-
 LIMITS: tuple[Limit, ...] = (
     Limit(
         field="train.masks",
@@ -195,12 +187,6 @@ LIMITS: tuple[Limit, ...] = (
         found=_gpu_block_size,
         rule="set masks.BLOCK_SIZE = 128, which every torch can run at any length, or install a "
         "newer torch than {torch_version}",
-    ),
-    Limit(
-        field="head_dim",
-        parts=(GPU_ATTENTION,),
-        found=_small_head,
-        rule="it must be at least 16; choose a target of wider heads",
     ),
     Limit(
         field="train.global_batch",

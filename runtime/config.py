@@ -85,6 +85,9 @@ class DrafterOptions:
     """Decoder layers."""
     init: str = "target"
     """``target`` (its last layers, see facts in DESIGN) or ``random``."""
+    embedding: str = "module"
+    """What the drafter is fed: ``module``, the output of the target's embedding module, or
+    ``rows``, the rows of its weight. They differ for targets that scale them, as Gemma does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +173,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "data.too_long": ("cut", "skip", "refuse"),
     "data.features": ("auto", "stored", "online"),
     "drafter.init": ("target", "random"),
+    "drafter.embedding": ("module", "rows"),
     "train.anchors": ("layouts", "data"),
 }
 MAXIMUM: Mapping[str, float] = {

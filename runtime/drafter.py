@@ -139,6 +139,24 @@ class Drafter(nn.Module):
         """The parameters' dtype."""
         return self.fc.weight.dtype
 
+    def block_inputs(self, anchor_tokens: Tensor, embed_weight: Tensor) -> Tensor:
+        """What the first layer reads: the only place where tokens become the drafter's input.
+
+        Args:
+            anchor_tokens: int64 ``[B,N]``, the known token of each draft block.
+            embed_weight: ``[V,H]``, the rows of the target's embedding.
+
+        Returns:
+            ``[B, N * draft_block_size, H]`` in the embedding's dtype: the rows of the anchor token
+            and of mask tokens, times ``config.embedding_scale``.
+        """
+        first = embed_weight[anchor_tokens][:, :, None]
+        masks = embed_weight[self.config.mask_token_id].expand(
+            *first.shape[:2], self.config.draft_block_size - 1, -1
+        )
+        x = torch.cat((first, masks), dim=2).flatten(1, 2)
+        return x if self.config.embedding_scale == 1.0 else x * self.config.embedding_scale
+
     def fuse(self, features: Tensor, feature_scale: Tensor | None = None) -> Tensor:
         """Fuse the target's features into the context that every layer reads.
 
@@ -186,7 +204,7 @@ class Drafter(nn.Module):
         """Run the stack over draft rows with given context keys and values.
 
         Args:
-            x: ``[B,Q,H]``, embeddings of the anchor tokens and of mask tokens.
+            x: ``[B,Q,H]`` from ``block_inputs``.
             context: What ``context`` returned, or a cache of it; one pair a layer.
             draft_positions: Integers ``[B,Q]`` (or ``[Q]``), anchor + slot.
             attention: See ``Attention``.
@@ -212,7 +230,7 @@ class Drafter(nn.Module):
         """Draft over a whole context: ``draft(x, context(F, ...), ...)``.
 
         Args:
-            x: ``[B,Q,H]``.
+            x: ``[B,Q,H]`` from ``block_inputs``.
             F: ``[B,S,H]`` from ``fuse``.
             context_positions: Integers ``[B,S]`` or ``[S]``.
             draft_positions: Integers ``[B,Q]`` or ``[Q]``.

@@ -3,27 +3,35 @@
 Source: the keys that SGLang, vLLM and transformers read from a DFlash drafter's folder.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from runtime.errors import CheckpointError, ConfigError
+from runtime.errors import ConfigError
+from runtime.published_keys import SIZES, network_settings, yarn_factor
 
-FIXED_ROPE_TYPES = ("linear", "llama3", "yarn")
-"""Scalings whose frequencies do not depend on the sequence's length, beside the default."""
-SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "num_target_layers",
-    "max_position_embeddings",
-)
+ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": (("factor",), ()),
+    "llama3": (
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        (),
+    ),
+    "yarn": (
+        ("factor",),
+        (
+            *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+            *("mscale", "mscale_all_dim", "truncate"),
+        ),
+    ),
+}
+"""The scalings whose frequencies do not depend on the sequence's length, beside the default: what
+each needs and what it may have."""
+SMALLEST_HEAD = 16
+"""Of FlexAttention's kernels."""
+LARGEST_DRAFT_BLOCK = 2**12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,22 +58,30 @@ class DrafterConfig:
     """0-based decoder layers of the target whose OUTPUT is fused."""
     num_target_layers: int
     max_position_embeddings: int
+    embedding_scale: float = 1.0
+    """What the rows of the target's embedding are multiplied by before they enter the drafter."""
 
     def __post_init__(self) -> None:
-        for name in SIZES:
-            _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
+        for name, largest in SIZES.items():
+            value = getattr(self, name)
+            _check(name, value, 1 <= value <= largest, f"must be at least 1 and at most {largest}")
         _check(
             "num_key_value_heads",
             self.num_key_value_heads,
             self.num_attention_heads % self.num_key_value_heads == 0,
             f"must divide num_attention_heads = {self.num_attention_heads}",
         )
-        _check("head_dim", self.head_dim, self.head_dim % 2 == 0, "must be even, for RoPE")
+        _check(
+            "head_dim",
+            self.head_dim,
+            self.head_dim % 2 == 0 and self.head_dim >= SMALLEST_HEAD,
+            f"must be even, for RoPE, and at least {SMALLEST_HEAD}, for FlexAttention",
+        )
         _check(
             "draft_block_size",
             self.draft_block_size,
-            self.draft_block_size >= 2,
-            "must be at least 2: slot 0 is the known token",
+            2 <= self.draft_block_size <= LARGEST_DRAFT_BLOCK,
+            f"must be at least 2, as slot 0 is the known token, and at most {LARGEST_DRAFT_BLOCK}",
         )
         _check(
             "mask_token_id",
@@ -77,21 +93,19 @@ class DrafterConfig:
             "target_layer_ids",
             self.target_layer_ids,
             len(self.target_layer_ids) > 0
-            and all(0 <= i < self.num_target_layers for i in self.target_layer_ids),
-            f"must name one or more layers in [0, {self.num_target_layers})",
+            and all(0 <= i < self.num_target_layers for i in self.target_layer_ids)
+            and len(set(self.target_layer_ids)) == len(self.target_layer_ids),
+            f"must name one or more layers in [0, {self.num_target_layers}), each once",
         )
+        for name in ("rms_norm_eps", "rope_theta", "embedding_scale"):
+            value = getattr(self, name)
+            _check(name, value, _is_positive(value), "must be a finite number above 0")
         if self.rope_scaling is not None:
-            kind = self.rope_scaling.get("rope_type")
-            _check(
-                "rope_scaling",
-                dict(self.rope_scaling),
-                kind in FIXED_ROPE_TYPES,
-                f"rope_type must be one of {', '.join(FIXED_ROPE_TYPES)}",
-            )
+            _check_rope(self.rope_scaling)
 
     def to_published(self) -> dict[str, Any]:
         """The ``config.json`` of a drafter folder (``block_size`` at both places servers read)."""
-        scaling = None if self.rope_scaling is None else dict(self.rope_scaling)
+        scaling = _published_scaling(self)
         return {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
@@ -100,6 +114,7 @@ class DrafterConfig:
                 "block_size": self.draft_block_size,
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.target_layer_ids),
+                "input_embedding_scale": self.embedding_scale,
             },
             "num_target_layers": self.num_target_layers,
             "num_hidden_layers": self.num_hidden_layers,
@@ -134,32 +149,22 @@ class DrafterConfig:
         """Read a ``config.json``.
 
         Raises:
-            CheckpointError: A key is missing, the two block sizes differ, or the folder follows
-                another convention (slot k predicts anchor+k+1, sliding layers).
+            CheckpointError: A key is missing, unknown or of a wrong type, or says what the network
+                here does not do (slot k predicts anchor+k+1, sliding layers).
             ConfigError: A value breaks its rule.
         """
-        flash = published.get("dflash_config") or {}
-        _check_convention(published, flash)
-        rope = dict(published.get("rope_parameters") or published.get("rope_scaling") or {})
-        theta = rope.pop("rope_theta", published.get("rope_theta"))
-        kind = rope.pop("rope_type", rope.pop("type", "default"))
-        try:
-            return cls(
-                draft_block_size=flash.get("block_size", published.get("block_size", 16)),
-                mask_token_id=flash["mask_token_id"],
-                target_layer_ids=tuple(flash["target_layer_ids"]),
-                rms_norm_eps=published["rms_norm_eps"],
-                rope_theta=float(theta),
-                rope_scaling=None if kind == "default" else {"rope_type": kind, **rope},
-                **{name: published[name] for name in SIZES},
-            )
-        except KeyError as error:
-            raise CheckpointError(
-                f"config.json must hold {error.args[0]!r}, and it is missing; "
-                "export the drafter again with runtime.export"
-            ) from error
-        except TypeError as error:
-            raise CheckpointError(f"config.json holds a value of a wrong type: {error}") from error
+        return cls(**network_settings(published))
+
+
+def _published_scaling(config: DrafterConfig) -> dict[str, Any] | None:
+    """The scaling, with the names of yarn's factor that transformers and the servers read."""
+    if config.rope_scaling is None or config.rope_scaling["rope_type"] != "yarn":
+        return None if config.rope_scaling is None else dict(config.rope_scaling)
+    own, factor = yarn_factor(config.rope_scaling["factor"]), rope_frequencies(config)[1]
+    scaling = {key: value for key, value in config.rope_scaling.items() if value is not None}
+    if not math.isclose(own, factor, rel_tol=1e-6):
+        scaling |= {"attention_factor": factor, "attn_factor": factor / own}
+    return scaling
 
 
 def _check(field: str, value: object, holds: bool, rule: str) -> None:
@@ -167,23 +172,26 @@ def _check(field: str, value: object, holds: bool, rule: str) -> None:
         raise ConfigError(field, value, rule)
 
 
-def _check_convention(published: Mapping[str, Any], flash: Mapping[str, Any]) -> None:
-    outer, inner = published.get("block_size"), flash.get("block_size")
-    if None not in (outer, inner) and outer != inner:
-        raise CheckpointError(
-            f"config.json gives two block sizes: block_size = {outer} and "
-            f"dflash_config.block_size = {inner} must be equal"
-        )
-    if published.get("sample_from_anchor") or flash.get("sample_from_anchor"):
-        raise CheckpointError(
-            "sample_from_anchor is true: slot k of that drafter predicts anchor+k+1, "
-            "here it must predict anchor+k; load it with a server of its own convention"
-        )
-    kinds = set(published.get("layer_types") or ()) - {"full_attention"}
-    if kinds:
-        raise CheckpointError(
-            f"layer_types names {sorted(kinds)}: every layer must be full_attention"
-        )
+def _check_rope(scaling: Mapping[str, Any]) -> None:
+    def check(holds: bool, rule: str) -> None:
+        _check("rope_scaling", dict(scaling), holds, rule)
+
+    kind = scaling.get("rope_type")
+    check(kind in list(ROPE_KEYS), f"rope_type must be one of {', '.join(ROPE_KEYS)}")
+    needed, optional = ROPE_KEYS[str(kind)]
+    for key in needed:
+        check(_is_positive(scaling.get(key)), f"{kind} needs {key}, a number above 0")
+    for key, value in scaling.items():
+        if key not in ("rope_type", *needed):
+            check(key in optional, f"{kind} knows no {key}")
+            check(value in (None, False, True, 0) or _is_positive(value), f"{key} must be a number")
+    if kind == "llama3":
+        ordered = scaling["low_freq_factor"] < scaling["high_freq_factor"]
+        check(ordered, "high_freq_factor must be above low_freq_factor")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and 0 < value < math.inf
 
 
 def rope_frequencies(config: DrafterConfig) -> tuple[list[float], float]:
@@ -198,10 +206,13 @@ def rope_frequencies(config: DrafterConfig) -> tuple[list[float], float]:
     from transformers import Qwen3Config
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    published = config.to_published()
-    del published["rope_theta"], published["rope_scaling"]
+    sizes = Qwen3Config(
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters={**config.rope_scaling, "rope_theta": config.rope_theta},
+    )
     with torch.device("cpu"):
         frequencies, factor = ROPE_INIT_FUNCTIONS[config.rope_scaling["rope_type"]](
-            Qwen3Config(**published), torch.device("cpu")
+            sizes, torch.device("cpu")
         )
     return frequencies.tolist(), float(factor)

@@ -8,6 +8,7 @@ three decoders answer the same prompts one at a time.
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     from runtime.capabilities import DECODING, Request, check_request
     from runtime.dataset import Dataset
     from runtime.devices import enter_thread, place
+    from runtime.drafter_folder import same_target
     from runtime.export import load_published, servable
     from runtime.initialise import initial_drafter
     from runtime.session import run_specs
@@ -87,6 +89,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     say(f"loading target {config.target.model}")
     target = Target.load(config.target.model, device=device, dtype=dtype)
     heldout.check_target(target.digest, drafter.config.target_layer_ids)
+    made_for = same_target(folder, target, say)
     untrained = initial_drafter(target, train, config, drafter.config)
     scale = torch.tensor(heldout.feature_scale, device=device)
     result = evaluate_drafter(
@@ -96,6 +99,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
         config,
         untrained=servable(untrained, scale).to(dtype),
     )
+    result = replace(result, same_target=made_for)
     run_folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result.as_dict(), indent=1) + "\n"
     (run_folder / RESULT_FILE).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The published drafter folder: ``config.json`` and bf16 ``model.safetensors``.
+"""A drafter out of a run and into one: the folder that servers read, written and loaded.
 
 SGLang drops weight names that it does not know without a word, so the names written here are
 exactly the drafter's: no prefix, no embedding, no head, no rotary buffer.
@@ -7,13 +7,23 @@ exactly the drafter's: no prefix, no embedding, no head, no rotary buffer.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from runtime.drafter_folder import (
+    CONFIG_FILE,
+    TARGET_FILE,
+    TRAIN,
+    WEIGHTS_FILE,
+    WRITTEN,
+    read_network,
+    replace_files,
+)
 from runtime.options import config_options, reporting
+from runtime.progress import say
 
 if TYPE_CHECKING:
     import torch
@@ -22,12 +32,13 @@ if TYPE_CHECKING:
     from runtime.checkpoint import Checkpoint
     from runtime.drafter import Drafter, DrafterConfig
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
 MASTER = "master."
 """Prefix of the fp32 weights in a checkpoint."""
-TRAIN = "run: python -m runtime.train"
-WRITTEN = "name a folder that runtime.train or runtime.export wrote"
+SERVED_DTYPES = {"torch.bfloat16", "torch.float16", "torch.float32"}
+"""Of weights; any other is a number that a missing scale belongs to."""
+TARGET = "target"
+FEATURE_SCALE = "feature_scale"
+"""What a checkpoint has beside the keys of ``config.json``."""
 
 
 @click.command()
@@ -82,16 +93,19 @@ def save_published(
     weights: "Mapping[str, Tensor]",
     *,
     feature_scale: "Tensor | None" = None,
+    target: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a drafter as SGLang, vLLM and ``load_published`` read it.
 
-    Each file appears whole or not at all; the config comes last.
+    Each file appears whole or not at all; the config comes last, and never stands beside files of
+    another drafter.
 
     Args:
-        folder: Made where it is missing; the two files in it are replaced.
+        folder: Made where it is missing; the three files in it are replaced.
         config: The network.
         weights: By their published names, as trained.
         feature_scale: ``[K]``, folded into ``fc``; None where it has been.
+        target: For which it was trained, see ``drafter_folder.target_record``; None if unknown.
 
     Returns:
         The folder.
@@ -114,10 +128,14 @@ def save_published(
         # Folded before rounding, so that the served weight is rounded once.
         folded = fold_feature_scale(weights["fc.weight"].detach().float(), feature_scale)
         published["fc.weight"] = folded.to("cpu", torch.bfloat16).contiguous()
-    text = json.dumps(config.to_published(), indent=2) + "\n"
-    where.mkdir(parents=True, exist_ok=True)
-    _replace(where / WEIGHTS_FILE, lambda path: save_file(published, path, {"format": "pt"}))
-    _replace(where / CONFIG_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+    replace_files(
+        where,
+        {
+            WEIGHTS_FILE: lambda path: save_file(published, path, {"format": "pt"}),
+            TARGET_FILE: None if target is None else lambda path: _write_object(path, target),
+            CONFIG_FILE: lambda path: _write_object(path, config.to_published()),
+        },
+    )
     return where
 
 
@@ -138,23 +156,27 @@ def load_published(
         A frozen drafter that takes raw features.
 
     Raises:
-        CheckpointError: A file is missing or unreadable, or the weights are not exactly those that
-            the config names.
+        CheckpointError: A file is missing, unreadable or says what the network here does not do,
+            or the weights are not exactly those that the config names.
     """
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from runtime.drafter import Drafter, DrafterConfig
+    from runtime.drafter import Drafter
+    from runtime.errors import CheckpointError
 
     where = Path(folder)
-    config = DrafterConfig.from_published(_read_config(where / CONFIG_FILE))
+    config = read_network(where)
     path = where / WEIGHTS_FILE
     try:
         weights = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise _no_drafter(path, "a safetensors file", error) from error
+        raise CheckpointError(f"{path} must be a safetensors file ({error}); {WRITTEN}") from error
     _check_weights(str(path), config, weights)
+    other = sorted({str(t.dtype) for t in weights.values()} - SERVED_DTYPES)
+    if other:
+        raise CheckpointError(f"{path} must hold floats of 16 or 32 bits, found {', '.join(other)}")
     with torch.device("meta"):
         drafter = Drafter(config)
     drafter.to_empty(device="cpu").to(dtype or weights["fc.weight"].dtype)
@@ -171,16 +193,20 @@ def export_checkpoint(checkpoint: "Checkpoint", folder: Path) -> Path:
     import torch
 
     from runtime.drafter import DrafterConfig
+    from runtime.embedding import serving_note
 
     published = dict(checkpoint.drafter)
-    scale = torch.tensor(published.pop("feature_scale"))
+    scale, target = torch.tensor(published.pop(FEATURE_SCALE)), published.pop(TARGET, None)
     weights = {
         name.removeprefix(MASTER): tensor
         for name, tensor in checkpoint.load().items()
         if name.startswith(MASTER)
     }
     network = DrafterConfig.from_published(published)
-    return save_published(folder, network, weights, feature_scale=scale)
+    note = serving_note(network)
+    if note is not None:
+        say(note)
+    return save_published(folder, network, weights, feature_scale=scale, target=target)
 
 
 def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":
@@ -215,32 +241,8 @@ def _check_weights(what: str, config: "DrafterConfig", weights: "Mapping[str, Te
         )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    from runtime.errors import CheckpointError
-
-    try:
-        published = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(
-            f"there is no drafter in {path.parent} (no {path.name}); {WRITTEN}, or {TRAIN}"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise _no_drafter(path, "a drafter's config", error) from error
-    if not isinstance(published, dict):
-        raise _no_drafter(path, "a JSON object", type(published).__name__)
-    return published
-
-
-def _no_drafter(path: Path, what: str, found: object) -> Exception:
-    from runtime.errors import CheckpointError
-
-    return CheckpointError(f"{path} must be {what} ({found}); {WRITTEN}")
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    beside = path.with_name(f".{path.name}.partial")
-    write(beside)
-    beside.replace(path)
+def _write_object(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runtime.drafter_folder import TARGET_FILE
 from runtime.options import reporting
 from runtime.progress import say
 
@@ -22,9 +23,8 @@ DEFAULT_TARGET = "smollm2-135m"
 @click.option(
     "--target",
     "target_name",
-    default=DEFAULT_TARGET,
-    show_default=True,
-    help="The model that the drafter was trained for: a name, a folder or a .gguf file.",
+    help="The model that the drafter was trained for: a name, a folder or a .gguf file.  "
+    f"[default: as {TARGET_FILE} in the drafter's folder says, else {DEFAULT_TARGET}]",
 )
 @click.option(
     "--max-new-tokens", default=256, show_default=True, type=click.IntRange(min=1), metavar="N"
@@ -32,11 +32,17 @@ DEFAULT_TARGET = "smollm2-135m"
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda:0 or auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
-    folder: str, prompt: str, target_name: str, max_new_tokens: int, device: str, as_json: bool
+    folder: str,
+    prompt: str,
+    target_name: str | None,
+    max_new_tokens: int,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Answer a prompt by draft and verify: the target's own greedy text, in fewer calls."""
     with reporting():
         from runtime.devices import enter_thread, place
+        from runtime.drafter_folder import read_target_record, same_target
         from runtime.errors import ConfigError
         from runtime.export import load_published
         from runtime.speculate import DraftSession
@@ -48,9 +54,12 @@ def main(
         where, dtype = placement.devices[0], placement.compute_dtype
         enter_thread(where, placement.threads)
         drafter = load_published(folder, device=where, dtype=dtype)
-        say(f"loading target {target_name}")
-        target = Target.load(target_name, device=where, dtype=dtype)
+        record = read_target_record(folder)
+        name = target_name or (record["name"] if record else DEFAULT_TARGET)
+        say(f"loading target {name}")
+        target = Target.load(name, device=where, dtype=dtype)
         session = DraftSession(target, drafter)
+        made_for = same_target(folder, target, say)
         counts, pieces = [], []
         for new, piece in stream_text(session, target, prompt, max_new_tokens):
             counts.append(new)
@@ -62,7 +71,8 @@ def main(
     tau = sum(counts[1:]) / calls if calls else 0.0
     if as_json:
         summary: dict[str, Any] = {"text": "".join(pieces), "tokens": sum(counts)}
-        click.echo(json.dumps({**summary, "target_calls": calls, "tau": tau}))
+        summary |= {"target_calls": calls, "tau": tau, "same_target": made_for}
+        click.echo(json.dumps(summary))
     else:
         click.echo(f"\n[{sum(counts)} tokens, {calls} target calls after prefill, tau {tau:.2f}]")
 

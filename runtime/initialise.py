@@ -16,6 +16,7 @@ from torch.nn.functional import rms_norm
 from runtime.config import Config
 from runtime.dataset import Dataset
 from runtime.drafter import Drafter, DrafterConfig
+from runtime.embedding import fed_scale
 from runtime.errors import ConfigError
 from runtime.target import Target
 
@@ -42,12 +43,18 @@ HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 def drafter_config(
-    target: Target, *, num_layers: int, draft_block_size: int, target_layer_ids: Sequence[int]
+    target: Target,
+    *,
+    num_layers: int,
+    draft_block_size: int,
+    target_layer_ids: Sequence[int],
+    embedding: str = "module",
 ) -> DrafterConfig:
     """The config of a drafter shaped like ``target``'s own layers.
 
     Raises:
-        ConfigError: The target's sizes or its RoPE scaling do not make a valid drafter.
+        ConfigError: The target's sizes, its RoPE scaling or its embedding do not make a valid
+            drafter.
     """
     config = target.config
     heads = int(config.num_attention_heads)
@@ -68,6 +75,7 @@ def drafter_config(
         target_layer_ids=tuple(target_layer_ids),
         num_target_layers=target.num_layers,
         max_position_embeddings=int(config.max_position_embeddings),
+        embedding_scale=fed_scale(target, embedding),
     )
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from runtime.checkpoint import META_FILE, Checkpoint, latest_state
 from runtime.config import Config
+from runtime.drafter_folder import CONFIG_FILE
 from runtime.errors import CheckpointError, ConfigError, TrainingError
-from runtime.export import CONFIG_FILE, export_checkpoint
+from runtime.export import export_checkpoint
 from runtime.metrics import METRICS_FILE, read_metrics
 from runtime.picture import PICTURE_FILE, draw_metrics
 from runtime.session import Session, shaping_settings

@@ -67,6 +67,8 @@ class EvaluationResult:
     """The target alone, one token a call."""
     trained: DrafterScore
     untrained: DrafterScore
+    same_target: bool | None = None
+    """Whether the drafter was trained for this very target; None where its folder does not say."""
 
     @property
     def mismatches(self) -> tuple[Mismatch, ...]:
@@ -107,6 +109,8 @@ class EvaluationResult:
             f"the target alone: {self.greedy_tokens_per_s:.1f} tokens/s "
             f"({self.device}, {self.dtype})"
         )
+        if self.same_target is False:
+            lines.append("the drafter was trained for another target than this one")
         lines += [
             f"mismatch: prompt {m.prompt}, token {m.position}: {m.speculative} instead of "
             f"{m.greedy}, {_shown(m.gap)}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from runtime.drafter import Drafter, KeyValue
 from runtime.errors import CheckpointError, ConfigError
@@ -143,12 +143,11 @@ class DraftSession:
 
     def _draft(self, anchor: Tensor, position: int, context: list[KeyValue]) -> Tensor:
         """Draft the tokens at ``position + 1`` and after, int64 ``[draft_block_size - 1]``."""
-        embed = self._target.embed_weight
-        mask = self._drafter.config.mask_token_id
-        tokens = torch.cat((anchor, anchor.new_full((self._block - 1,), mask)))
-        positions = torch.arange(position, position + self._block, device=embed.device)
-        hidden = self._drafter.draft(embedding(tokens, embed)[None], context, positions, _see_all)
-        logits: Tensor = hidden[0, 1:].to(embed.dtype) @ self._target.head_weight.T
+        x = self._drafter.block_inputs(anchor[None], self._target.embed_weight)
+        positions = torch.arange(position, position + self._block, device=x.device)
+        hidden = self._drafter.draft(x, context, positions, _see_all)
+        head = self._target.head_weight
+        logits: Tensor = hidden[0, 1:].to(head.dtype) @ head.T
         return logits.argmax(dim=-1)
 
     def _extend(

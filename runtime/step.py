@@ -217,13 +217,10 @@ def draft_objective(
         attention: Holds the mask.
         head_loss: ``runtime.loss.head_loss``, or a compiled form of it.
     """
-    config = drafter.config
-    size = config.draft_block_size
+    size = drafter.config.draft_block_size
     S = input_ids.shape[1]
     positions = anchors.long()[..., None] + torch.arange(size, device=anchors.device)
-    first = target.embed_weight[input_ids.gather(1, anchors.long())]
-    blank = target.embed_weight[config.mask_token_id].expand(*first.shape[:2], size - 1, -1)
-    x = torch.cat((first[:, :, None], blank), dim=2).flatten(1, 2)
+    x = drafter.block_inputs(input_ids.gather(1, anchors.long()), target.embed_weight)
     # Nobody reads this gradient; with it the first layer is compiled in the form of all others.
     x.requires_grad_()
     hidden = drafter(

@@ -131,6 +131,8 @@ def train(
     from runtime.artifacts import WarmUp
     from runtime.checkpoint import find_finished
     from runtime.devices import enter_thread, place
+    from runtime.drafter_folder import target_record
+    from runtime.embedding import serving_note
     from runtime.export import save_published
     from runtime.initialise import drafter_config, initial_drafter
     from runtime.processes import single_process
@@ -198,7 +200,11 @@ def train(
         num_layers=config.drafter.num_layers,
         draft_block_size=session.draft_block_size,
         target_layer_ids=layer_ids,
+        embedding=config.drafter.embedding,
     )
+    note = serving_note(network, target)
+    if note is not None:
+        report(note)
     weights = None
     if processes.leads and state is None:
         weights = initial_drafter(target, session.dataset, config, network).state_dict()
@@ -234,7 +240,13 @@ def train(
             if processes.leads:
                 scale = torch.tensor(session.dataset.feature_scale)
                 weights = trainer.drafter_weights()
-                save_published(folder / "drafter", network, weights, feature_scale=scale)
+                save_published(
+                    folder / "drafter",
+                    network,
+                    weights,
+                    feature_scale=scale,
+                    target=target_record(session.dataset.meta),
+                )
                 draw_run(folder)
             # A launcher ends all processes once one has left with an exit code other than 0.
             processes.end()

@@ -20,7 +20,9 @@ from runtime.crew import Crew
 from runtime.dataset import Dataset
 from runtime.devices import Placement, enter_thread
 from runtime.drafter import DrafterConfig
+from runtime.drafter_folder import target_record
 from runtime.errors import FrozenError, NonFiniteError, WorkerError
+from runtime.export import FEATURE_SCALE, TARGET
 from runtime.freeze import FreezeGuard
 from runtime.monitor import Monitor
 from runtime.processes import Processes, single_process
@@ -232,7 +234,8 @@ class Trainer:
             plan=self.plan,
             drafter={
                 **self.drafter_config.to_published(),
-                "feature_scale": list(self.dataset.feature_scale),
+                FEATURE_SCALE: list(self.dataset.feature_scale),
+                TARGET: target_record(self.dataset.meta),
             },
             fingerprint=self.fingerprint,
             report=self.report,

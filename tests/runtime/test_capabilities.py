@@ -15,7 +15,6 @@ from runtime.config import parse_config
 from runtime.devices import Placement
 from runtime.errors import ConfigError
 from runtime.session import run_specs
-from tests.runtime.tiny_run import drafter_config
 
 GPU = Placement((torch.device("cuda", 0),), torch.bfloat16, 1)
 CPU = Placement((torch.device("cpu"),), torch.float32, 1)
@@ -110,14 +109,6 @@ def test_what_a_gpu_cannot_do_a_cpu_can():
         with pytest.raises(ConfigError, match="attention on a GPU cannot do this yet"):
             check_request(asked(block_size=size, placement=GPU))
         check_request(replace(asked(block_size=size, placement=GPU), torch_version="2.14.0"))
-
-
-def test_heads_that_are_too_small_for_a_gpu():
-    small = replace(drafter_config(), head_dim=8)
-    check_request(replace(asked(), network=small))
-    check_request(replace(asked(placement=GPU), network=drafter_config()))
-    with pytest.raises(ConfigError, match="head_dim = 8"):
-        check_request(replace(asked(placement=GPU), network=small))
 
 
 def test_target_devices_are_taken_where_they_have_work():

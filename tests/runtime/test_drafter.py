@@ -27,7 +27,7 @@ def make_config(**changes):
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 6,
+        "head_dim": 16,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e4,
         "vocab_size": 40,
@@ -236,12 +236,13 @@ def test_batched_and_shared_positions_agree():
 
 @pytest.mark.parametrize("scaling", [None, LLAMA3, YARN])
 def test_rope_equals_transformers(scaling):
-    drafter = Drafter(make_config(rope_scaling=scaling, head_dim=8, num_attention_heads=2))
+    drafter = Drafter(make_config(rope_scaling=scaling))
     theta = {"rope_theta": 1e4}
     reference = LlamaRotaryEmbedding(
         LlamaConfig(
             hidden_size=16,
-            num_attention_heads=2,
+            num_attention_heads=4,
+            head_dim=16,
             max_position_embeddings=512,
             rope_parameters={**(scaling or {"rope_type": "default"}), **theta},
         )
@@ -312,7 +313,7 @@ def test_config_survives_publishing(scaling):
     assert published["block_size"] == published["dflash_config"]["block_size"] == 3
     assert published["architectures"] == ["DFlashDraftModel"]
     assert published["rope_parameters"]["rope_theta"] == published["rope_theta"] == 1e4
-    assert Qwen3Config(**published).head_dim == 6
+    assert Qwen3Config(**published).head_dim == 16
 
 
 def test_config_reads_other_trainers_folders():
@@ -328,7 +329,7 @@ def test_config_reads_other_trainers_folders():
         ({"sample_from_anchor": True}, "must predict anchor\\+k"),
         ({"layer_types": ["sliding_attention"]}, "every layer must be full_attention"),
         ({"dflash_config": {}}, "must hold 'mask_token_id'"),
-        ({"rope_theta": None, "rope_parameters": {}}, "value of a wrong type"),
+        ({"rope_theta": None, "rope_parameters": {}}, "must hold 'rope_theta'"),
     ],
 )
 def test_config_refuses_other_conventions(change, message):
@@ -343,7 +344,8 @@ def test_config_refuses_other_conventions(change, message):
         ({"mask_token_id": 40}, "mask_token_id = 40: must be a row"),
         ({"num_key_value_heads": 3}, "must divide num_attention_heads = 4"),
         ({"target_layer_ids": (6,)}, "must name one or more layers"),
-        ({"head_dim": 5}, "must be even"),
+        ({"head_dim": 17}, "must be even"),
+        ({"head_dim": 8}, "at least 16"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0: must be at least 1"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_type must be one of"),
     ],

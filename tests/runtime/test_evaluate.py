@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from runtime import evaluate, speculate
 from runtime.config import parse_config
 from runtime.dataset import Dataset
+from runtime.drafter_folder import target_record
 from runtime.errors import CheckpointError, NoSamplesError
 from runtime.evaluate import evaluate_drafter
 from runtime.export import save_published
@@ -186,6 +187,7 @@ def run_file(workplace, parts, tmp_path):
         drafter.config,
         drafter.state_dict(),
         feature_scale=torch.tensor(heldout.feature_scale),
+        target=target_record(heldout.meta),
     )
     path = tmp_path / "run.toml"
     path.write_text(
@@ -213,10 +215,27 @@ def test_command_writes_and_prints(run_file):
     saved = json.loads((run_file.parent / "run" / "evaluate.json").read_text())
     assert found == saved
     assert found["exact"] is True
+    assert found["same_target"] is True
     assert found["prompts"] == 3
     assert found["trained"]["tau"] > 1
     # The untrained drafter is the run's own start, here rounded to bf16 by export alone.
     assert found["untrained"]["tau"] == pytest.approx(found["trained"]["tau"], abs=0.3)
+
+
+@pytest.mark.parametrize(("record", "same"), [({"name": "b", "digest": "c"}, False), (None, None)])
+def test_a_drafter_of_another_target_is_reported(run_file, parts, tmp_path, record, same):
+    """Of another trainer's drafter, nothing is known and nothing said."""
+    _, drafter, _, _ = parts
+    folder = tmp_path / "theirs"
+    save_published(folder, drafter.config, drafter.state_dict(), target=record)
+    arguments = ["--config", str(run_file), "--drafter", str(folder), "--json"]
+    result = CliRunner().invoke(evaluate.main, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["same_target"] is same
+    saved = json.loads((run_file.parent / "run" / "evaluate.json").read_text())
+    assert saved["same_target"] is same
+    warned = "trained for target 'b' (c), and this is" in result.stderr
+    assert warned is (same is False)
 
 
 def test_command_prints_a_table(run_file):

@@ -1,4 +1,6 @@
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from transformers import AutoConfig
 from runtime import export
 from runtime.checkpoint import save_checkpoint
 from runtime.drafter import Drafter
+from runtime.drafter_folder import read_target_record, target_record
 from runtime.errors import CheckpointError
 from runtime.export import load_published, save_published, servable
 from runtime.initialise import drafter_config, random_start
@@ -70,7 +73,7 @@ def test_folder_holds_what_servers_read(network, tmp_path):
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert not any("embed" in name or "lm_head" in name or "inv_freq" in name for name in weights)
     read = AutoConfig.from_pretrained(folder)
-    assert (read.num_hidden_layers, read.head_dim, read.block_size) == (2, 8, 4)
+    assert (read.num_hidden_layers, read.head_dim, read.block_size) == (2, 16, 4)
     published = json.loads((folder / "config.json").read_text())
     assert published["dflash_config"]["target_layer_ids"] == list(LAYER_IDS)
     assert published["num_target_layers"] == 6
@@ -113,16 +116,142 @@ def test_missing_folder(tmp_path):
             load_published(tmp_path / name)
 
 
-def test_config_that_is_no_json(tmp_path):
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"config\.json must be a drafter's config \(Expect"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r"must be a drafter's config \(Expect"),
+        ("", r"must be a drafter's config \(Expect"),
+        ("[" * 100_000, r"must be a drafter's config \(maximum recursion"),
+        ("\udcff", r"must be a drafter's config \('utf-8' codec"),
+        ("[]", r"must be a JSON object \(list\)"),
+        ("null", r"must be a JSON object \(NoneType\)"),
+        ("{}", r": must hold 'hidden_size'"),
+        ('{"hidden_size": "32"}', r': hidden_size = "32": must be an integer'),
+        ('{"head_dimm": 16}', r": head_dimm = 16: is no key that is known"),
+    ],
+)
+def test_a_config_that_is_none_is_named(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/config\.json ?{message}") as caught:
+        load_published(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_dim": "16"}, r'head_dim = "16": must be an integer'),
+        ({"head_dim": 8}, "head_dim = 8: must be even, for RoPE, and at least 16"),
+        ({"is_causal": True}, "is_causal = true: must be false or missing"),
+        ({"hidden_act": "gelu"}, 'hidden_act = "gelu": must be "silu"'),
+    ],
+)
+def test_what_a_config_says_is_checked_and_its_file_named(network, tmp_path, change, message):
+    save_published(tmp_path, network, make_drafter(network).state_dict())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(CheckpointError, match=rf"^{path}: {message}"):
         load_published(tmp_path)
 
 
-def test_config_that_is_no_object(tmp_path):
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"must be a JSON object \(list\)"):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mask_embedding.pt",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "pytorch_model.bin",
+        "hf_quant_config.json",
+        "quantize_config.json",
+        "lm_head.pt",
+    ],
+)
+def test_a_file_that_would_change_the_network_is_named(network, tmp_path, name):
+    save_published(tmp_path, network, make_drafter(network).state_dict())
+    (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/{name} would change the drafter"):
         load_published(tmp_path)
+
+
+def test_files_that_change_nothing(network, tmp_path):
+    save_published(tmp_path, network, make_drafter(network).state_dict())
+    for name in ("README.md", "dflash.py", "optimizer.pt", "training_args.bin", "tokenizer.json"):
+        (tmp_path / name).touch()
+    assert load_published(tmp_path).config == network
+
+
+def test_weights_of_another_kind_of_number(network, tmp_path):
+    save_published(tmp_path, network, make_drafter(network).state_dict())
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    weights["fc.weight"] = weights["fc.weight"].to(torch.float8_e4m3fn)
+    save_file(weights, path)
+    with pytest.raises(
+        CheckpointError, match=r"must hold floats of 16 or 32 bits, found torch\.fl"
+    ):
+        load_published(tmp_path)
+
+
+RECORD = {"name": "models/a", "digest": "ab" * 32, "template": {"enable_thinking": False}}
+
+
+def test_the_target_lies_beside_the_drafter(network, tmp_path):
+    weights = make_drafter(network).state_dict()
+    save_published(tmp_path, network, weights, target=RECORD)
+    assert json.loads((tmp_path / "target.json").read_text()) == RECORD
+    assert read_target_record(tmp_path) == RECORD
+    save_published(tmp_path, network, weights)
+    assert read_target_record(tmp_path) is None
+
+
+def test_a_record_is_what_the_data_says():
+    meta = {"target": {"name": "a", "digest": "d"}, "seed": 3}
+    assert target_record(meta) == {"name": "a", "digest": "d"}
+    template = {"choice": "default"}
+    assert target_record({**meta, "template": template})["template"] == template
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", r"must be a JSON object \(list\)"),
+        ("{", r"must be a target's name and digest \(Expect"),
+        ('{"name": "a"}', "must be an object with a text 'digest' .None."),
+        ('{"name": 3, "digest": "d"}', "must be an object with a text 'name' .3."),
+    ],
+)
+def test_a_record_that_is_none_is_named(tmp_path, text, message):
+    (tmp_path / "target.json").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/target\.json {message}"):
+        read_target_record(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "target.json", "config.json"])
+def test_a_killed_export_leaves_no_drafter_rather_than_two_halves(
+    network, tmp_path, monkeypatch, name
+):
+    """Whichever file the disk refuses: what can be read is whole, and of one drafter."""
+    old, new = make_drafter(network, 1), make_drafter(network, 2)
+    save_published(tmp_path, network, old.state_dict(), target={**RECORD, "name": "old"})
+    rename = Path.replace
+
+    def refused(path, target):
+        if Path(target).name == name:
+            raise OSError("disk")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", refused)
+    other = dataclasses.replace(network, rope_theta=5e5)
+    with pytest.raises(OSError, match="disk"):
+        save_published(tmp_path, other, new.state_dict(), target={**RECORD, "name": "new"})
+    with pytest.raises(CheckpointError, match="there is no drafter in"):
+        load_published(tmp_path)
+    monkeypatch.undo()
+    save_published(tmp_path, other, new.state_dict(), target={**RECORD, "name": "new"})
+    assert load_published(tmp_path).config.rope_theta == 5e5
+    assert read_target_record(tmp_path)["name"] == "new"
 
 
 def test_torn_weights(network, tmp_path):
@@ -157,7 +286,11 @@ def save_step(root, network, step):
         state,
         step=step,
         fingerprint="f",
-        drafter={**network.to_published(), "feature_scale": [2.0, 3.0, 4.0]},
+        drafter={
+            **network.to_published(),
+            "feature_scale": [2.0, 3.0, 4.0],
+            "target": RECORD,
+        },
         keep=5,
     )
     return drafter
@@ -173,6 +306,7 @@ def test_command_exports_a_checkpoint(run_file, network, tmp_path):
     loaded = load_published(folder)
     assert isinstance(loaded, Drafter)
     assert torch.equal(loaded.norm.weight, drafters[10].norm.weight.bfloat16())
+    assert read_target_record(folder) == RECORD
     # The features' scale has been folded in.
     assert not torch.equal(loaded.fc.weight, drafters[10].fc.weight.bfloat16())
     out = str(tmp_path / "early")

@@ -22,7 +22,8 @@ def workplace(tmp_path_factory):
     drafter = from_target(
         target, network, torch.Generator(), input_ids=torch.tensor([prompts(3)[2]])
     )
-    save_published(root / "drafter", network, drafter.state_dict())
+    record = {"name": str(root / "target"), "digest": target.digest}
+    save_published(root / "drafter", network, drafter.state_dict(), target=record)
     return root, target, drafter
 
 
@@ -56,9 +57,34 @@ def test_prints_the_targets_own_text_and_tau(workplace):
     assert result.stderr == f"loading target {root}/target\n"
 
 
+def test_the_target_is_that_of_the_drafter(workplace):
+    root, target, _ = workplace
+    result = CliRunner().invoke(
+        generate.main,
+        ["--drafter", f"{root}/drafter", "--prompt", "w5 w9", "--max-new-tokens", "12"],
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stderr == f"loading target {root}/target\n"
+    assert own_text(target) in result.stdout
+
+
+def test_a_drafter_of_another_target_is_reported(workplace, tmp_path):
+    root, _, _ = workplace
+    other = save_target(tmp_path / "other", seed=9)
+    result = invoke(root, "--target", str(tmp_path / "other"), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["same_target"] is False
+    assert found["text"] == own_text(other)
+    _, warning = result.stderr.splitlines()
+    assert warning.startswith(f"warning: the drafter in {root}/drafter was trained for target '")
+    assert f"and this is '{tmp_path}/other' ({other.digest[:12]})" in warning
+
+
 def test_prints_json(workplace):
     root, target, _ = workplace
     found = json.loads(invoke(root, "--json").stdout)
+    assert found["same_target"] is True
     assert found["text"] == own_text(target)
     assert found["tokens"] == 12
     assert found["tau"] == pytest.approx(11 / found["target_calls"])

@@ -44,7 +44,7 @@ def target():
 def test_config_follows_the_target(target):
     config = network(target)
     assert (config.hidden_size, config.intermediate_size) == (HIDDEN, 48)
-    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 8)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 16)
     assert (config.vocab_size, config.num_target_layers) == (24, LAYERS)
     assert config.mask_token_id == target.mask_token_id == 23
     assert config.rope_theta == 10000.0
@@ -97,10 +97,10 @@ def test_head_norms_take_the_measured_rms(target):
         source = target.layers[4 + i]
         x = source.input_layernorm(hidden[4 + i])
         for norm, projection in (("q_norm", "q_proj"), ("k_norm", "k_proj")):
-            rows = getattr(source.self_attn, projection)(x).reshape(-1, 8)
-            expected = (rows.pow(2).sum(1) / 8).sqrt().mean()
+            rows = getattr(source.self_attn, projection)(x).reshape(-1, 16)
+            expected = (rows.pow(2).sum(1) / 16).sqrt().mean()
             weight = getattr(draft.self_attn, norm).weight
-            torch.testing.assert_close(weight, expected.expand(8))
+            torch.testing.assert_close(weight, expected.expand(16))
 
 
 def test_head_rms_leaves_no_hooks(target):
@@ -231,7 +231,7 @@ def test_unlike_targets_are_refused(change, message):
 def test_flat_rope_settings_are_read():
     target = tiny_target()
     target.config = LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=48, num_attention_heads=4, num_key_value_heads=4
+        hidden_size=HIDDEN, intermediate_size=48, num_attention_heads=2, num_key_value_heads=2
     )
     target.config.rope_parameters = None
     target.config.rope_theta = 7e4

@@ -76,7 +76,7 @@ def test_caches_change_nothing(target):
     drafter = make_drafter(target)
     session = DraftSession(target, drafter)
     taken = set()
-    for prompt in prompts(4):
+    for prompt in prompts(8):
         found = session.generate(prompt, 24)
         assert (found.tokens, found.kept) == without_caches(target, drafter, prompt, 24)
         taken.update(found.kept)
@@ -216,7 +216,7 @@ def test_sliding_window_target_can_be_rewound():
             num_hidden_layers=6,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=8,
+            head_dim=16,
             initializer_range=0.15,
             max_position_embeddings=256,
             use_sliding_window=True,

@@ -37,6 +37,7 @@ def tiny_model(vocab_size=24, seed=0, **options):
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "head_dim": 16,
         "max_position_embeddings": 256,
         "initializer_range": 0.15,
         "bos_token_id": None,
