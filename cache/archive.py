@@ -17,8 +17,6 @@ _KEY = re.compile(
     r"zarr\.json|[0-9a-f]{64}/(zarr\.json|(spans|tables)/(zarr\.json|c/(0|[1-9][0-9]{0,3})))"
 )
 
-_REMEDY = "Get the zip again, or `pack` a new one"
-
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
@@ -49,9 +47,7 @@ class ZipSource:
             msg = f"there is no file {path}: {HOW_TO_BUILD} in a .zarr folder, `pack` makes a zip"
             raise StoreNotFoundError(self.location, msg) from error
         except _ZIP_ERRORS as error:
-            raise DamagedEntryError(
-                self.location, "it must be a zip", found=str(error), remedy=_REMEDY
-            ) from error
+            raise DamagedEntryError(self.location, "it must be a zip", found=str(error)) from error
         except OSError as error:
             raise StoreReadError(self.location, error) from error
         try:
@@ -83,7 +79,7 @@ class ZipSource:
 
     def _refuse(self, key: str, rule: str, found: object = None) -> None:
         name = self.name(key) if key else self.location
-        raise DamagedEntryError(name, rule, found=found, remedy=_REMEDY)
+        raise DamagedEntryError(name, rule, found=found)
 
     def name(self, key: str) -> str:
         """Return the zip's path and the member's name."""
@@ -99,7 +95,7 @@ class ZipSource:
             return self._zip.read(info)
         except _ZIP_ERRORS as error:
             raise DamagedEntryError(
-                self.name(key), "the zip must hold it whole", found=str(error), remedy=_REMEDY
+                self.name(key), "the zip must hold it whole", found=str(error)
             ) from error
         except OSError as error:
             raise StoreReadError(self.name(key), error) from error

@@ -16,12 +16,22 @@ CacheError                                                    exit 1
 """
 
 from collections.abc import Sequence
+from pathlib import PurePath
+
+from cache.address import is_url, split_query, without_secrets_in
+from cache.causes import why
 
 
 class CacheError(Exception):
-    """Root of the cache's errors; ``exit_code`` is what a command exits with."""
+    """Root of the cache's errors; ``exit_code`` is what a command exits with.
+
+    No message shows a password or a token of an address.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets_in(message))
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
@@ -29,6 +39,24 @@ class CacheError(Exception):
 
 HOW_TO_BUILD = "`make masks CONFIG=FILE` or `python -m maskgen build FILE` builds one"
 """What to do where a cache or a version is missing."""
+
+
+def how_to_get(location: str) -> str:
+    """Return what to do where a cache or a version is missing at ``location``."""
+    if not is_url(location):
+        return HOW_TO_BUILD
+    if split_query(location)[0].endswith(".zip"):
+        return "a packed zip is read as a file: download it, then `unpack` it"
+    return "check the address; `push` puts one there"
+
+
+def _remedy(file: str, in_folder: str) -> str:
+    """What to do about a damaged ``file``, by where it is."""
+    if is_url(file):
+        return "Run it again; if it stays so, check the address, or `push` a sound version there"
+    if PurePath(file.split("!", 1)[0]).suffix == ".zip":
+        return "Get the zip again, or `pack` a new one"
+    return in_folder
 
 
 class StoreNotFoundError(CacheError, FileNotFoundError):
@@ -103,6 +131,7 @@ class DamagedEntryError(CacheError, ValueError):
 
     ``file`` is the file or object at fault, ``entry`` the entry's name where one is known,
     ``expected`` and ``found`` what differs; ``summary`` is the message without what to do.
+    ``remedy`` is what to do; left out, it is that of a zip or a URL, or ``in_folder`` elsewhere.
     """
 
     exit_code = 3
@@ -115,8 +144,10 @@ class DamagedEntryError(CacheError, ValueError):
         expected: object = None,
         found: object = None,
         entry: str | None = None,
-        remedy: str = "Delete this version and pull, unpack or build it again",
+        remedy: str | None = None,
+        in_folder: str = "Delete this version and pull, unpack or build it again",
     ) -> None:
+        remedy = remedy or _remedy(file, in_folder)
         told = (("expected", expected), ("found", found))
         known = [f"{what} {_shortened(value)}" for what, value in told if value is not None]
         difference = f" ({', '.join(known)})" if known else ""
@@ -134,7 +165,7 @@ class StoreReadError(CacheError, OSError):
     """The operating system or the remote store refused a read of ``file``."""
 
     def __init__(self, file: str, cause: BaseException) -> None:
-        super().__init__(f"cannot read {file}: {_reason(cause)}; check that it may be read")
+        super().__init__("cannot read {}: {}; {}".format(file, *why(cause, file)))
         self.file = file
         self.errno = getattr(cause, "errno", None)
 
@@ -148,12 +179,18 @@ class StoreWriteError(CacheError, OSError):
         self.errno = errno
 
     @classmethod
-    def caused_by(cls, file: str, cause: OSError) -> "StoreWriteError":
-        """Return the error for an ``OSError`` met while ``file`` was written."""
-        message = (
-            f"cannot write {file}: {_reason(cause)}; nothing was changed. Make room or choose a "
-            f"folder that may be written, then run it again"
-        )
+    def caused_by(
+        cls, file: str, cause: OSError, state: str = "nothing was changed"
+    ) -> "StoreWriteError":
+        """Return the error for an ``OSError`` met while ``file`` was written.
+
+        Args:
+            file: What could not be written.
+            cause: Of the system.
+            state: What stands now.
+        """
+        what, helps = why(cause, file)
+        message = f"cannot write {file}: {what}; {state}; {helps}, then run it again"
         return cls(file, message, cause.errno)
 
 
@@ -190,7 +227,3 @@ class NotListableError(ShippingError):
 def _shortened(value: object) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:64]}... ({len(text)} characters)"
-
-
-def _reason(cause: BaseException) -> str:
-    return str(getattr(cause, "strerror", None) or cause or type(cause).__name__)

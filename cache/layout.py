@@ -121,12 +121,12 @@ def parse_root(data: bytes, file: str) -> str | None:
         document = parse_json(data)
     except ValueError as error:
         raise DamagedEntryError(
-            file, "it must be a JSON document", found=str(error), remedy=_ROOT_REMEDY
+            file, "it must be a JSON document", found=str(error), in_folder=_ROOT_REMEDY
         ) from error
     attributes = document.get("attributes") if isinstance(document, dict) else None
     if not isinstance(attributes, dict):
         raise DamagedEntryError(
-            file, "it must be the document of a zarr group with attributes", remedy=_ROOT_REMEDY
+            file, "it must be the document of a zarr group with attributes", in_folder=_ROOT_REMEDY
         )
     check_format(attributes, file)
     current = attributes.get("current")
@@ -135,7 +135,7 @@ def parse_root(data: bytes, file: str) -> str | None:
             file,
             "current must be 64 hexadecimal digits",
             found=repr(current),
-            remedy=_ROOT_REMEDY,
+            in_folder=_ROOT_REMEDY,
         )
     try:
         same = canonical_json(document) == root_document(current)
@@ -145,7 +145,7 @@ def parse_root(data: bytes, file: str) -> str | None:
         raise DamagedEntryError(
             file,
             "it must hold the format's name and version, and current, and nothing else",
-            remedy=_ROOT_REMEDY,
+            in_folder=_ROOT_REMEDY,
         )
     return current
 

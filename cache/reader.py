@@ -9,11 +9,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from cache.entry import Entry
 from cache.errors import (
-    HOW_TO_BUILD,
     CacheError,
     DamagedEntryError,
     EntryNotFoundError,
     VersionNotFoundError,
+    how_to_get,
 )
 from cache.flight import Flight
 from cache.layout import (
@@ -58,7 +58,7 @@ def read_version(
         raise VersionNotFoundError(
             version_id,
             f"{source.location} holds no version {version_id}; `versions` lists what it holds, "
-            f"{HOW_TO_BUILD}",
+            f"{how_to_get(source.location)}",
         )
     return parse_version(document, version_id, source.name(key), on_totals)
 

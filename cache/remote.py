@@ -1,13 +1,25 @@
-"""fsspec file systems by URL, with errors that name what is missing."""
+"""A cache behind a URL, read in place through fsspec, with errors that say what helps."""
 
 import contextlib
+import logging
+import re
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import fsspec
 
-from cache.errors import BackendMissingError, CacheError, ShippingError
-from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, parse_root
-from cache.source import UrlSource, protocols, without_password
+from cache.address import split_query, without_secrets
+from cache.causes import SILENCE_S, why
+from cache.errors import (
+    BackendMissingError,
+    CacheError,
+    NotListableError,
+    ShippingError,
+    StoreReadError,
+)
+from cache.layout import is_version_id, version_key
+from cache.source import check_size, strange_names
 
 PIP_LINES = {
     "http": "pip install aiohttp requests",
@@ -24,106 +36,197 @@ PIP_LINES = {
 }
 """What installs the package behind a protocol."""
 
-_OBJECT_STORES = frozenset(
-    {"s3", "s3a", "gs", "gcs", "hf", "http", "https", "abfs", "az", "adl", "oci", "oss"}
-)
-_CRC_BYTES = 4
+_THREAD_SAFE = frozenset({"file", "local", "memory"})
+"""Protocols whose fsspec file systems many threads may call at once, besides the async ones."""
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Held around each call of any other: it may have one connection, and fsspec shares it."""
+
+_NOT_THERE = (404, 410)
+_PAGE = re.compile(rb"\s*<(!doctype|html|head|body|\?xml|error)\b", re.IGNORECASE)
+_PART_BYTES = 1 << 20
 
 
-def is_url(location: str) -> bool:
-    """Tell whether ``location`` is a URL rather than a path."""
-    return "://" in location
-
-
-def url_source(url: str) -> UrlSource:
+def url_source(url: str) -> "UrlSource":
     """Return the source behind a URL such as ``s3://bucket/masks.zarr``.
 
     Raises:
         BackendMissingError: The package for its protocol is not installed; the pip line is named.
-        ShippingError: The protocol is unknown, or its options do not fit.
+        ShippingError: The protocol is unknown, or the server cannot be reached.
     """
-    protocol = url.split("://", 1)[0]
+    protocol, shown = url.split("://", 1)[0], without_secrets(url)
     try:
-        filesystem, root = fsspec.core.url_to_fs(url)
+        filesystem, root = fsspec.core.url_to_fs(url, **_options(protocol))
         source = UrlSource(url, filesystem, root)
         # What was listed before is stale, since another process may have published.
         with source.guard:
             filesystem.invalidate_cache()
     except ImportError as error:
         pip_line = PIP_LINES.get(protocol, f"see fsspec's documentation of {protocol}")
-        raise BackendMissingError(without_password(url), protocol, pip_line) from error
+        raise BackendMissingError(shown, protocol, pip_line) from error
     except Exception as error:  # each backend raises errors of its own library
-        shown = without_password(url)
-        raise ShippingError(shown, f"cannot open {shown}: {error}") from error
-    return source
+        message = "cannot open {}: {}; {}".format(shown, *why(error, url))
+    else:
+        return source
+    # Without its cause, which shows what is hidden here.
+    raise ShippingError(shown, message)
 
 
-class RemoteWriter:
-    """Writes a cache's files behind a URL, each whole or not at all.
+def _options(protocol: str) -> dict[str, Any]:
+    """What ends the silence of an SSH server; the user's own fsspec settings go first."""
+    if protocol not in ("sftp", "ssh"):
+        return {}
+    # Else it prints the traceback of each failure, which is raised as well.
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())
+    own = fsspec.config.conf.get(protocol, {})
+    return {name: SILENCE_S for name in ("timeout", "channel_timeout") if name not in own}
 
-    An object store makes an object visible when it is complete; elsewhere a file is written
-    beside its place and renamed.
-    """
 
-    def __init__(self, source: UrlSource) -> None:
-        self.source = source
-        self._is_object_store = not _OBJECT_STORES.isdisjoint(protocols(source.filesystem))
+class UrlSource:
+    """A cache behind an fsspec file system, read in place."""
 
-    def root(self) -> str | None:
-        """Return the current version's id there, or None when there is no cache or none current.
+    def __init__(self, url: str, filesystem: Any, root: str) -> None:
+        self.filesystem = filesystem
+        # fsspec guesses an HTTP server's files from the links of a page; that is no listing.
+        self.lists = "http" not in protocols(filesystem)
+        # Of a web address a query, such as a token, stays behind the path of each file.
+        root, self._query = (root, "") if self.lists else split_query(root)
+        address, query = (url, "") if self.lists else split_query(url)
+        self.root = root.rstrip("/")
+        self._address = address.rstrip("/")
+        self.location = without_secrets(self._address + query)
+        # An async file system hands its calls to one thread of its own.
+        safe = filesystem.async_impl or not _THREAD_SAFE.isdisjoint(protocols(filesystem))
+        self.guard: contextlib.AbstractContextManager[Any]
+        self.guard = contextlib.nullcontext() if safe else _ONE_AT_A_TIME
+        if hasattr(filesystem, "ftp"):
+            filesystem.ftp.get_channel().settimeout(SILENCE_S)
 
-        Raises:
-            FormatVersionError: Something else stands there.
-            DamagedEntryError: The root there is damaged.
-            StoreReadError: It cannot be read.
+    def name(self, key: str) -> str:
+        """Return the object's address."""
+        return without_secrets(f"{self._address}/{key}{self._query}")
+
+    def path(self, key: str) -> str:
+        """Return the object's path within the file system."""
+        return f"{self.root}/{key}{self._query}"
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        """Return an object's bytes, or None when there is none."""
+        name, path = self.name(key), self.path(key)
+        try:
+            with self.typed_errors(name):
+                if self.lists:
+                    check_size(name, self._ask("info", path)["size"], limit)
+                    data: bytes | None = self.filesystem.cat_file(path)
+                else:
+                    loop = self.filesystem.loop
+                    data = fsspec.asyn.sync(loop, _read_http, self.filesystem, path, name, limit)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        if data is not None:
+            check_size(name, len(data), limit)
+            if _PAGE.match(data):
+                raise StoreReadError(name, WebPage())
+        return data
+
+    def version_ids(self) -> list[str]:
+        """Return the ids, sorted."""
+        with self.typed_errors(self.location):
+            self.filesystem.invalidate_cache()
+        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in self._listed(self.root))
+        return sorted(name for name in names if is_version_id(name) and self._holds(name))
+
+    def file_sizes(self, version: str) -> dict[str, int]:
+        """Return the sizes of all objects below a version."""
+        sizes: dict[str, int] = {}
+        folders = [f"{self.root}/{version}"]
+        while folders:
+            for path, info in self._listed(folders.pop()).items():
+                if info["type"] == "directory":
+                    folders.append(path)
+                else:
+                    sizes[version + path.rsplit(version, 1)[-1]] = int(info["size"])
+        return sizes
+
+    def strangers(self) -> list[str]:
+        """Return the addresses of objects and folders that do not belong here."""
+        try:
+            paths = list(self._listed(self.root))
+        except NotListableError:
+            return []
+        return strange_names(self, [path.rstrip("/").rsplit("/", 1)[-1] for path in paths])
+
+    def _ask(self, what: str, path: str, **options: Any) -> Any:
+        """Call ``info`` or ``ls``, short questions that are asked before anything is read.
+
+        So the limit holds for all attempts together: S3's own come to 400 s.
         """
-        document = self.source.read(ROOT_KEY, MAX_ROOT_BYTES)
-        return None if document is None else parse_root(document, self.source.name(ROOT_KEY))
+        if isinstance(self.filesystem, fsspec.asyn.AsyncFileSystem):
+            ask = getattr(self.filesystem, f"_{what}")
+            loop = self.filesystem.loop
+            return fsspec.asyn.sync(loop, ask, path, timeout=SILENCE_S, **options)
+        return getattr(self.filesystem, what)(path, **options)
 
-    def holds(self, key: str, data: bytes) -> bool:
-        """Tell whether the file is there, as long as ``data`` and with its last four bytes.
+    def _holds(self, version: str) -> bool:
+        try:
+            with self.typed_errors(self.name(version_key(version))):
+                self._ask("info", self.path(version_key(version)))
+        except FileNotFoundError:
+            return False
+        return True
 
-        A chunk ends in the CRC-32C of all that is before it, so its last bytes tell it from
-        others; documents are short and compared whole.
-        """
-        path = self.source.path(key)
-        with self._typed_errors(key):
-            try:
-                if int(self.source.filesystem.info(path)["size"]) != len(data):
-                    return False
-                # Counted from the front, since SFTP knows no place before the end.
-                start = len(data) - _CRC_BYTES if "/c/" in key else 0
-                found: bytes = self.source.filesystem.cat_file(path, start=start)
-            except FileNotFoundError:
-                return False
-        return found == data[start:]
-
-    def write(self, key: str, data: bytes) -> None:
-        """Write a file.
-
-        Raises:
-            ShippingError: The far end refuses.
-        """
-        path, filesystem = self.source.path(key), self.source.filesystem
-        with self._typed_errors(key):
-            if self._is_object_store:
-                filesystem.pipe_file(path, data)
-                return
-            filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-            filesystem.pipe_file(f"{path}.part", data)
-            filesystem.mv(f"{path}.part", path)
+    def _listed(self, folder: str) -> dict[str, dict[str, Any]]:
+        if not self.lists:
+            raise NotListableError(self.location)
+        try:
+            with self.typed_errors(self.location):
+                try:
+                    return {item["name"]: item for item in self._ask("ls", folder, detail=True)}
+                except (PermissionError, NotImplementedError):
+                    raise NotListableError(self.location) from None
+        except FileNotFoundError:
+            return {}
 
     @contextlib.contextmanager
-    def _typed_errors(self, key: str) -> Iterator[None]:
+    def typed_errors(self, name: str) -> Iterator[None]:
+        """One call of the file system; what is not there stays an error of the system."""
         try:
-            with self.source.guard:
+            with self.guard:
                 yield
-        except CacheError:
+        except (CacheError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise
         except Exception as error:  # each backend raises errors of its own library
-            name = self.source.name(key)
-            raise ShippingError(
-                self.source.location,
-                f"cannot write {name}: {error or type(error).__name__}; no reader sees a half "
-                f"version, and a second push sends what is missing",
-            ) from error
+            # Their text may show a token, and so would a traceback that ends in them.
+            raise StoreReadError(name, error) from None
+
+
+class WebPage(Exception):
+    """What a server sends for a person to read."""
+
+
+async def _read_http(filesystem: Any, url: str, name: str, limit: int) -> bytes | None:
+    """Return what a web server sends for ``url``, or None when it has no such file.
+
+    fsspec's own reading waits for a silent server for 300 s, leaves connections of refused requests
+    open, and goes by the length that a server announces.
+    """
+    import aiohttp
+
+    silence = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+    session = await filesystem.set_session()
+    options = {"timeout": silence, **filesystem.kwargs}
+    data = bytearray()
+    async with session.get(filesystem.encode_url(url), **options) as response:
+        if response.status in _NOT_THERE:
+            return None
+        response.raise_for_status()
+        async for part in response.content.iter_chunked(_PART_BYTES):
+            data += part
+            check_size(name, len(data), limit)
+    return bytes(data)
+
+
+def protocols(filesystem: Any) -> tuple[str, ...]:
+    """Return the protocols that an fsspec file system answers to."""
+    protocol = filesystem.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

@@ -13,6 +13,7 @@ import stat
 import zipfile
 from pathlib import Path
 
+from cache.address import is_url
 from cache.archive import ZipSource
 from cache.atomic import staging_folder, sync_folder, temp_prefix, write_synced
 from cache.errors import (
@@ -35,9 +36,10 @@ from cache.layout import (
     version_key,
 )
 from cache.reader import VersionReader
-from cache.remote import RemoteWriter, is_url, url_source
+from cache.remote import url_source
 from cache.source import FolderSource, Source, read_part
 from cache.store import Store, open_store
+from cache.upload import RemoteWriter
 from cache.verify import findings_of
 from cache.version import Version
 

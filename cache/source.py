@@ -1,4 +1,4 @@
-"""Where the bytes of a cache come from: a folder or a URL; archive.py adds the packed zip.
+"""Where the bytes of a cache come from: a folder; archive.py adds the packed zip, remote.py a URL.
 
 A source returns the bytes of a key and no more than the caller allows, so that a file of absurd
 size costs nothing. It knows nothing of what the bytes mean.
@@ -6,26 +6,17 @@ size costs nothing. It knows nothing of what the bytes mean.
 
 import contextlib
 import os
-import re
 import stat
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from cache.errors import (
     DamagedEntryError,
-    NotListableError,
     StoreReadError,
     VersionRemovedError,
 )
 from cache.layout import MAX_DOCUMENT_BYTES, ROOT_KEY, is_version_id, version_key
-
-_THREAD_SAFE = frozenset({"file", "local", "memory"})
-"""Protocols whose fsspec file systems many threads may call at once, besides the async ones."""
-
-_ONE_AT_A_TIME = threading.RLock()
-"""Held around each call of any other: it may have one connection, and fsspec shares it."""
 
 
 class Source(Protocol):
@@ -133,114 +124,13 @@ class FolderSource:
             return []
         except OSError as error:
             raise StoreReadError(self.location, error) from error
-        return _strange(self, names)
+        return strange_names(self, names)
 
 
-class UrlSource:
-    """A cache behind an fsspec file system, read in place."""
-
-    def __init__(self, url: str, filesystem: Any, root: str) -> None:
-        self.location = without_password(url).rstrip("/")
-        self.filesystem = filesystem
-        self.root = root.rstrip("/")
-        # fsspec guesses an HTTP server's files from the links of a page; that is no listing.
-        self.lists = "http" not in protocols(filesystem)
-        # An async file system hands its calls to one thread of its own.
-        safe = filesystem.async_impl or not _THREAD_SAFE.isdisjoint(protocols(filesystem))
-        self.guard: contextlib.AbstractContextManager[Any]
-        self.guard = contextlib.nullcontext() if safe else _ONE_AT_A_TIME
-
-    def name(self, key: str) -> str:
-        """Return the object's address."""
-        return f"{self.location}/{key}"
-
-    def path(self, key: str) -> str:
-        """Return the object's path within the file system."""
-        return f"{self.root}/{key}"
-
-    def read(self, key: str, limit: int) -> bytes | None:
-        """Return an object's bytes, or None when there is none."""
-        name, path = self.name(key), self.path(key)
-        try:
-            with self.guard:
-                if self.lists:
-                    check_size(name, self.filesystem.info(path)["size"], limit)
-                    data: bytes = self.filesystem.cat_file(path)
-                    check_size(name, len(data), limit)
-                    return data
-                # Streamed, since a server may announce another length than it sends. A size is
-                # given lest fsspec asks for it first and calls a server that is down "not found".
-                with self.filesystem.open(path, "rb", block_size=0, size=limit) as file:
-                    return read_bounded(file.read, name, limit)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        except DamagedEntryError:
-            raise
-        except Exception as error:  # each backend raises errors of its own library
-            raise StoreReadError(name, error) from error
-
-    def version_ids(self) -> list[str]:
-        """Return the ids, sorted."""
-        with self.guard:
-            self.filesystem.invalidate_cache()
-            names = (path.rstrip("/").rsplit("/", 1)[-1] for path in self._listed(self.root))
-            return sorted(
-                name
-                for name in names
-                if is_version_id(name) and self.filesystem.exists(self.path(version_key(name)))
-            )
-
-    def file_sizes(self, version: str) -> dict[str, int]:
-        """Return the sizes of all objects below a version."""
-        sizes: dict[str, int] = {}
-        folders = [f"{self.root}/{version}"]
-        while folders:
-            for path, info in self._listed(folders.pop()).items():
-                if info["type"] == "directory":
-                    folders.append(path)
-                else:
-                    sizes[version + path.rsplit(version, 1)[-1]] = int(info["size"])
-        return sizes
-
-    def strangers(self) -> list[str]:
-        """Return the addresses of objects and folders that do not belong here."""
-        try:
-            paths = list(self._listed(self.root))
-        except NotListableError:
-            return []
-        return _strange(self, [path.rstrip("/").rsplit("/", 1)[-1] for path in paths])
-
-    def _listed(self, folder: str) -> dict[str, dict[str, Any]]:
-        if not self.lists:
-            raise NotListableError(self.location)
-        try:
-            with self.guard:
-                return {item["name"]: item for item in self.filesystem.ls(folder, detail=True)}
-        except FileNotFoundError:
-            return {}
-        except (PermissionError, NotImplementedError) as error:
-            raise NotListableError(self.location) from error
-        except Exception as error:  # each backend raises errors of its own library
-            raise StoreReadError(self.location, error) from error
-
-
-def _strange(source: Source, names: Iterable[str]) -> list[str]:
+def strange_names(source: Source, names: Iterable[str]) -> list[str]:
+    """Return what is called by ``names`` in the root and is no part of the format, sorted."""
     own = {ROOT_KEY, *source.version_ids()}
     return [source.name(name) for name in sorted(names) if name not in own]
-
-
-def without_password(url: str) -> str:
-    """Return a URL fit to be shown: ``sftp://user:***@host/path``.
-
-    A password may hold ``@`` and ``/``, so everything up to the last ``@`` is taken for it.
-    """
-    return re.sub(r"(?<=://)([^/@:]*):.*@", r"\1:***@", url)
-
-
-def protocols(filesystem: Any) -> tuple[str, ...]:
-    """Return the protocols that an fsspec file system answers to."""
-    protocol = filesystem.protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
 def read_part(source: Source, key: str, limit: int) -> bytes:

@@ -5,18 +5,19 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from cache.address import is_url
 from cache.archive import ZipSource
 from cache.entry import Entry, EntryData
 from cache.errors import (
-    HOW_TO_BUILD,
     CacheError,
     StoreNotFoundError,
     StoreWriteError,
     VersionNotFoundError,
+    how_to_get,
 )
 from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, SIDECARS, is_version_id, parse_root
 from cache.reader import VersionReader, open_and_load, read_version
-from cache.remote import is_url, url_source
+from cache.remote import url_source
 from cache.source import FolderSource, Source
 from cache.sweep import GcReport, collect
 from cache.verify import Finding, findings_of
@@ -97,7 +98,8 @@ class Store:
         """
         if id_or_prefix is None:
             if self._current is None:
-                msg = f"{self.location} has no current version: {HOW_TO_BUILD}, or `use` one"
+                helps = how_to_get(self.location)
+                msg = f"{self.location} has no current version: name one of its own, or {helps}"
                 raise VersionNotFoundError("current", msg)
             return self._current
         if is_version_id(id_or_prefix):
@@ -339,10 +341,10 @@ def open_store(location: str | os.PathLike[str], writable: bool = False) -> Stor
     elif writable:
         current = None
     else:
-        msg = (
-            f"there is no cache at {source.location} (no {ROOT_KEY} in it): {HOW_TO_BUILD}; "
-            f"`unpack` and `pull` bring one"
-        )
+        helps = how_to_get(source.location)
+        if not is_url(source.location):
+            helps += "; `unpack` and `pull` bring one"
+        msg = f"there is no cache at {source.location} (no {ROOT_KEY} in it): {helps}"
         raise StoreNotFoundError(source.location, msg)
     return Store(source, current, writable=writable)
 

@@ -3,12 +3,12 @@
 import dataclasses
 
 from cache.errors import (
-    HOW_TO_BUILD,
     DamagedEntryError,
     FormatVersionError,
     NotListableError,
     StoreNotFoundError,
     VersionNotFoundError,
+    how_to_get,
 )
 from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, SECTIONS, parse_root
 from cache.reader import VersionReader, read_version
@@ -52,7 +52,7 @@ def findings_of(source: Source, version: str | None) -> list[Finding]:
         return _version_findings(source, version)
     document = source.read(ROOT_KEY, MAX_ROOT_BYTES)
     if document is None:
-        msg = f"there is no cache at {source.location}: {HOW_TO_BUILD}"
+        msg = f"there is no cache at {source.location}: {how_to_get(source.location)}"
         raise StoreNotFoundError(source.location, msg)
     current = parse_root(document, source.name(ROOT_KEY))
     try:
@@ -62,7 +62,10 @@ def findings_of(source: Source, version: str | None) -> list[Finding]:
     findings = []
     if current is not None and current not in versions:
         error = DamagedEntryError(
-            source.name(ROOT_KEY), "its current version must be there", found=current
+            source.name(ROOT_KEY),
+            "its current version must be there",
+            found=current,
+            in_folder="`use` a version that is there, or pull, unpack or build one",
         )
         findings.append(_finding(current, error))
     for known in versions:
@@ -105,7 +108,11 @@ def _foreign_files(source: Source, reader: VersionReader) -> list[Finding]:
     return [
         _finding(
             reader.version.id,
-            DamagedEntryError(source.name(key), "a version must hold its own files only"),
+            DamagedEntryError(
+                source.name(key),
+                "a version must hold its own files only",
+                remedy="Delete that file",
+            ),
         )
         for key in sorted(set(found) - known)
     ]

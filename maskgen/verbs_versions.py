@@ -114,10 +114,10 @@ def unpack(file: str, location: str | None, config: str | None) -> None:
 def push(url: str, location: str | None, config: str | None, version: str | None) -> None:
     """Copy a version to URL, only what is missing there, and make it current there."""
     import cache
-    from cache.source import without_password
+    from cache.address import without_secrets
 
     shipment = cache.push(open_cache(location, config), url, version)
-    _echo_shipment("pushed", shipment, without_password(url))
+    _echo_shipment("pushed", shipment, without_secrets(url))
 
 
 @click.command()

@@ -58,7 +58,10 @@ def test_each_file_at_fault_is_named(store, tmp_path):
         (second, str(root / second / "notes.txt"), None),
         (second, str(root / second / "spans" / "c" / "1"), None),
     }
-    assert all("Delete this version" in finding.message for finding in findings)
+    foreign = {"notes.txt", "1"}
+    for finding in findings:
+        what = "that file" if finding.file.rsplit("/", 1)[-1] in foreign else "this version"
+        assert f"Delete {what}" in finding.message
     assert all(f"entry {f.entry!r}: " in f.message for f in findings if f.entry is not None)
     assert {f.version for f in cache.open_store(root).verify(first)} == {first}
 
