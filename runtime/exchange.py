@@ -35,10 +35,12 @@ class GradientExchange:
         self._pending: list[Pending] = []
         self._reduced: list[tuple[Tensor, Tensor]] = []
         """Where each gradient that is reduced before it is copied goes, and the gradient."""
+        self._unfinished: list[Stage] = []
         for stage in optimizer.stages:
             register_multi_grad_hook(stage.parameters, partial(self._finish_stage, stage))
 
     def _finish_stage(self, stage: Stage, grads: Sequence[Tensor | None]) -> None:
+        self._unfinished = [other for other in self._unfinished if other is not stage]
         pairs = zip(stage.grad_views, grads, strict=True)
         found = [(view, grad) for view, grad in pairs if grad is not None]
         with torch.no_grad():
@@ -61,8 +63,15 @@ class GradientExchange:
             self._pending.append(self.group.start_all_reduces([stage.matrices]))
 
     def backward(self, loss: Tensor) -> None:
-        """Compute all gradients of ``loss`` into the flat tensor."""
+        """Compute all gradients of ``loss`` into the flat tensor: 0 for what it does not depend on.
+
+        Over several ranks the loss depends on the same parameters on each.
+        """
+        self._unfinished = list(self.optimizer.stages)
         loss.backward()  # type: ignore[no-untyped-call]
+        # No hook runs for a stage that the loss leaves out whole.
+        for stage in list(self._unfinished):
+            self._finish_stage(stage, [None] * len(stage.parameters))
         for parameter in self.optimizer.parameters:
             parameter.grad = None
 

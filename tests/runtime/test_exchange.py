@@ -143,3 +143,49 @@ def test_a_gradient_that_two_parameters_share_is_summed_once(reduce_dtype, stage
     found = on_every_rank(gradients, groups)
     assert leave_groups(groups, 10.0)
     assert [grads.unique().tolist() for grads in found] == [[3.0], [3.0]]
+
+
+class Branches(nn.Module):
+    """Two branches of a matrix and a vector each, of which a step may leave out some."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("a", "b"):
+            self.register_parameter(name, nn.Parameter(torch.ones(2, 3)))
+            self.register_parameter(f"{name}_bias", nn.Parameter(torch.ones(3)))
+
+    def forward(self, *names):
+        return sum(getattr(self, name).sum() for name in names)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("reduce_dtype", ["float32", "compute"])
+@pytest.mark.parametrize("stages", [[["a", "a_bias"], ["b", "b_bias"]], None])
+@pytest.mark.parametrize("used", [("b", "b_bias"), ("a",), ("a_bias", "b"), ("b_bias",)])
+def test_what_a_step_leaves_out_has_no_gradient_of_the_step_before(
+    used, stages, reduce_dtype, ranks
+):
+    groups = make_groups(place(",".join(["cpu"] * ranks)))
+
+    def gradients(group):
+        module = Branches()
+        exchange = GradientExchange(
+            optimizer_of(module, stages=stages), group, reduce_dtype=reduce_dtype
+        )
+        exchange.reducing = ranks > 1
+        for names in (("a", "a_bias", "b", "b_bias"), used):
+            exchange.backward(module(*names) * (group.rank + 1.0))
+            exchange.finish()
+        return {place.name: view for place, view in views(exchange.optimizer)}
+
+    found = on_every_rank(gradients, groups)
+    assert leave_groups(groups, 10.0)
+    total = sum(range(1, ranks + 1))
+    for grads in found:
+        for name, grad in grads.items():
+            assert grad.unique().tolist() == [total if name in used else 0], name
+
+
+def views(optimizer):
+    for at in optimizer.places:
+        yield at, optimizer.grads[at.start : at.stop]
