@@ -15,12 +15,11 @@ from maskgen import classify, gate
 from maskgen.canonical import INT32_MAX
 from maskgen.errors import (
     BackendUnavailableError,
-    LayoutInvariantError,
     MaskSpecError,
     UnsupportedMaskError,
 )
 from maskgen.intervals import MAX_INTERVALS, RowIntervals
-from maskgen.packing import live, unpack_pair
+from maskgen.packing import check_agreement, check_pair, live, unpack_pair
 
 TABLE_FIELDS = (
     "kv_num_blocks",
@@ -33,6 +32,8 @@ TABLE_FIELDS = (
     "full_q_indices",
 )
 """Names of the tables, in the order of torch's BlockMask."""
+
+_SIZES = ("B", "H", "Q_LEN", "KV_LEN", "BLOCK_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class BlockCounts:
         return self.full + self.partial + self.empty
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BlockTables:
     """The eight block tables of a mask; int32, contiguous, the tail of each index row zero.
 
@@ -96,6 +97,14 @@ class BlockTables:
                 raise MaskSpecError(name, found, f"must be a contiguous int32 tensor {shape}")
             if table.device != self.device:
                 raise MaskSpecError(name, table.device, f"must be on {self.device} as the others")
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={getattr(self, name)}" for name in _SIZES)
+        blocks = ""
+        # Elsewhere counting would wait for the device, or there is nothing to count.
+        if type(self.kv_num_blocks) is Tensor and self.device.type == "cpu":
+            blocks = str(self.counts()).removeprefix("BlockCounts").strip("()") + ", "
+        return f"BlockTables({sizes}, {blocks}device={str(self.device)!r})"
 
     @property
     def B(self) -> int:  # noqa: N802
@@ -222,23 +231,19 @@ class BlockTables:
         Raises:
             MaskSpecError: A size breaks its rule.
             LayoutInvariantError: A table is missing, its length, a count or an index is out of
-                range, or the indices of a row do not ascend.
+                range, the indices of a row do not ascend, a block is both full and partial, or
+                the q tables are not the transposes of the kv tables.
         """
         size = check_block_size(BLOCK_SIZE)
         shapes = _table_shapes(B, H, Q_LEN, KV_LEN, size)
+        pairs = list(zip(TABLE_FIELDS[::2], TABLE_FIELDS[1::2], strict=True))
+        for pair in pairs:
+            check_pair(packed, *pair, shapes[pair[1]])
+        *_, R, C = shapes["kv_indices"]
+        check_agreement(packed, (B, H, R, C))
         tables = {}
-        for counts_name, indices_name in zip(TABLE_FIELDS[::2], TABLE_FIELDS[1::2], strict=True):
-            for name in (counts_name, indices_name):
-                if name not in packed:
-                    raise LayoutInvariantError(name, sorted(packed), "the table must be given")
-            tables[counts_name], tables[indices_name] = unpack_pair(
-                packed, counts_name, indices_name, shapes[indices_name]
-            )
-        for prefix in ("", "full_"):
-            rows, columns = f"{prefix}kv_num_blocks", f"{prefix}q_num_blocks"
-            found = int(tables[rows].sum()), int(tables[columns].sum())
-            if found[0] != found[1]:
-                raise LayoutInvariantError(columns, found, f"must list as many blocks as {rows}")
+        for pair in pairs:
+            tables |= zip(pair, unpack_pair(packed, *pair, shapes[pair[1]]), strict=True)
         return cls(Q_LEN=Q_LEN, KV_LEN=KV_LEN, BLOCK_SIZE=size, **tables)
 
 
@@ -271,6 +276,9 @@ def compile_mask(spans: RowIntervals, BLOCK_SIZE: int | tuple[int, int] = 128) -
         MaskSpecError: BLOCK_SIZE breaks its rule, or the tables are too large to address.
         UnsupportedMaskError: A row has more than ``MAX_INTERVALS`` spans.
     """
+    if not isinstance(spans, RowIntervals):
+        rule = "must be RowIntervals: a mask family makes them, and from_mask_mod of a mask_mod"
+        raise MaskSpecError("spans", getattr(spans, "__name__", type(spans).__name__), rule)
     gate.passing("compile_mask")
     size = check_block_size(BLOCK_SIZE)
     spans = spans.disjoint()

@@ -237,17 +237,16 @@ def changed(entry, field, place, value):
 @pytest.mark.parametrize(
     ("field", "place", "value", "finding"),
     [
-        ("full_kv_indices", (0, 0, 3, 1), 0, "full_kv_indices: a list does not ascend"),
-        ("kv_indices", (0, 0, 0, 5), 3, "kv_indices: what follows a list is not 0"),
-        ("q_indices", (0, 0, 2, 0), 3, "q_indices: is not the transpose of kv_indices"),
-        ("full_q_num_blocks", (0, 0, 0), 4, "full_q_indices: is not the transpose of full_kv"),
-        ("kv_indices", (0, 0, 3, 0), 2, "a block is both full and partial, first (0, 0, 3, 2)"),
+        ("full_kv_indices", (0, 0, 3, 1), 0, "indices of a row must ascend, but found row 3"),
+        ("q_indices", (0, 0, 2, 0), 3, "q_indices: must be the transpose of kv_indices"),
+        ("full_q_num_blocks", (0, 0, 0), 4, "full_q_num_blocks: must list as many blocks"),
+        ("kv_indices", (0, 0, 3, 0), 2, "both full and partial, but found block .* (0, 0, 3, 2)"),
     ],
 )
 def test_tables_that_break_an_invariant_are_found(causal, field, place, value, finding):
     assert table_findings(causal.tables) == []
-    findings = table_findings(changed(causal, field, place, value))
-    assert any(finding in found for found in findings), findings
+    (found,) = table_findings(changed(causal, field, place, value))
+    assert re.search(finding.replace("(", r"\(").replace(")", r"\)"), found)
 
 
 def test_spans_that_differ_from_the_formula_are_found(causal):

@@ -1,4 +1,5 @@
 import dataclasses
+import random
 import tracemalloc
 
 import pytest
@@ -162,6 +163,25 @@ def put(position, value):
             "q_num_blocks",
             "must list as many blocks as kv_num_blocks",
         ),
+        # Right for itself, but another mask's.
+        (
+            {"q_indices": lambda t: t.flip(0) * 0 + torch.tensor([1, 0, 2, 3], dtype=torch.int32)},
+            "q_indices",
+            r"the transpose of kv_indices, but found block \(b, h, row, column\) = \(0, 0, 1, 0\)",
+        ),
+        (
+            {
+                "full_q_num_blocks": put(slice(None), torch.tensor([2, 3, 1, 0])),
+                "full_q_indices": put(slice(None), torch.tensor([1, 2, 1, 2, 3, 3])),
+            },
+            "full_q_indices",
+            r"transpose of full_kv_indices, but found block .* = \(0, 0, 1, 1\)",
+        ),
+        (
+            {"kv_indices": put(3, 2)},
+            "full_kv_indices",
+            r"both full and partial, but found block .* = \(0, 0, 3, 2\)",
+        ),
     ],
 )
 def test_damaged_packed_tables_are_refused_by_name(changes, table, message):
@@ -169,6 +189,51 @@ def test_damaged_packed_tables_are_refused_by_name(changes, table, message):
         BlockTables.unpack(damaged(**changes), Q_LEN=64, KV_LEN=64, BLOCK_SIZE=16)
     assert info.value.table == table
     assert info.value.exit_code == 3
+
+
+def moved_blocks(tables, draw):
+    """Packed tables in which one live index of one table is another one."""
+    packed = tables.pack()
+    name = draw.choice([name for name in TABLE_FIELDS if "indices" in name and len(packed[name])])
+    at, width = draw.randrange(len(packed[name])), getattr(tables, name).shape[-1]
+    packed[name][at] = draw.choice([i for i in range(width) if i != int(packed[name][at])])
+    return packed
+
+
+def test_no_single_index_can_be_another_one():
+    draw = random.Random(4)
+    tables = compile_mask(causal(90, 70, B=2), (32, 16))
+    size = {"B": 2, "Q_LEN": 90, "KV_LEN": 70, "BLOCK_SIZE": (32, 16)}
+    assert len(tables.pack()["full_kv_indices"])
+    for _ in range(100):
+        with pytest.raises(LayoutInvariantError):
+            BlockTables.unpack(moved_blocks(tables, draw), **size)
+
+
+def test_claimed_sizes_allocate_nothing_before_the_counts_are_compared():
+    packed = compile_mask(causal(64, 64), 16).pack()
+    tracemalloc.start()
+    for size in ({"KV_LEN": 2**30}, {"Q_LEN": 2**30}, {"B": 2**20}):
+        with pytest.raises(LayoutInvariantError, match="counts"):
+            BlockTables.unpack(packed, **({"Q_LEN": 64, "KV_LEN": 64, "BLOCK_SIZE": 16} | size))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_the_text_of_tables_is_short():
+    text = repr(compile_mask(causal(100, 60, B=1), (32, 16)))
+    assert text == (
+        "BlockTables(B=1, H=1, Q_LEN=100, KV_LEN=60, BLOCK_SIZE=(32, 16), "
+        "full=5, partial=9, empty=2, device='cpu')"
+    )
+    on_meta = BlockTables.empty(Q_LEN=16, KV_LEN=16, BLOCK_SIZE=16, device="meta")
+    assert "device='meta'" in repr(on_meta)
+
+
+def test_what_is_no_mask_is_refused_with_what_makes_one():
+    for wrong in (lambda b, h, q, kv: q >= kv, torch.ones(4, 4).bool(), None, "causal"):
+        with pytest.raises(MaskSpecError, match=r"must be RowIntervals: .*from_mask_mod"):
+            compile_mask(wrong)
 
 
 def test_tables_into_overwrites_static_buffers():
