@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from maskgen.classify import FULL, PARTIAL
-from maskgen.entry import MaskEntry
+from maskgen.entry import MAX_NUMBERS, MaskEntry
 from maskgen.errors import LayoutInvariantError
 from maskgen.families import families
 from maskgen.intervals import RowIntervals
@@ -168,7 +168,11 @@ def _drawn(entry: MaskEntry) -> MaskEntry:
     """Give a parametric entry the mask of a batch that its spec's digest draws."""
     spec = entry.spec
     family, static = families[spec.family], spec.family_params
-    params = family.draw(spec.digest, DRAWN_SAMPLES, spec.Q_LEN, spec.KV_LEN, **static)
+    # Fewer where one of them is large already.
+    rows, columns = entry.bucket.num_blocks
+    largest = max(rows * columns, spec.KV_LEN, spec.Q_LEN * entry.bucket.K)
+    samples = max(1, min(DRAWN_SAMPLES, MAX_NUMBERS // largest))
+    params = family.draw(spec.digest, samples, spec.Q_LEN, spec.KV_LEN, **static)
     given: dict[str, Any] = {**static, **params}
     spans = family.intervals(spec.Q_LEN, spec.KV_LEN, **given)
     tables = compile_mask(spans, spec.BLOCK_SIZE)

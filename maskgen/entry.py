@@ -15,12 +15,17 @@ from maskgen.checks import checked_int
 from maskgen.errors import MaskSpecError, UnsupportedMaskError
 from maskgen.families import families
 from maskgen.families.family import MaskMod
-from maskgen.intervals import RowIntervals
+from maskgen.intervals import MAX_INTERVALS, RowIntervals
 from maskgen.spec import MaskSpec
 from maskgen.tables import BlockTables
 
 SPAN_ARRAYS = ("starts", "ends")
 LAYOUT_ARRAYS = ("anchors", "n_valid")
+
+
+MAX_NUMBERS = 1 << 26
+"""Most blocks, rows or keys that are worked through for an entry of a cache that anyone may have
+made: 256 MiB a tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,19 +113,23 @@ def load_entry(store: Store, name: str, version: str | None = None) -> MaskEntry
     Raises:
         EntryNotFoundError: The version has no such entry.
         DamagedEntryError: Its bytes are not what was published.
-        MaskSpecError: Its spec or counts are not what maskgen writes.
+        MaskSpecError: Its spec, counts or anchors are not what maskgen writes.
+        LayoutInvariantError: Its tables are no block tables of one mask.
     """
     return parse_entry(store.load(name, version))
 
 
 def parse_entry(entry: Entry) -> MaskEntry:
-    """Turn an entry's arrays into tensors, checking every count against the spec.
+    """Turn an entry's arrays into tensors, checking every value against the spec.
 
     Raises:
         MaskSpecError: The spec, the counts and the arrays do not belong together.
+        LayoutInvariantError: The tables are no block tables of one mask.
     """
     spec = MaskSpec.from_json(entry.name, entry.spec)
     K = _count(entry, "K")
+    if K > MAX_INTERVALS:
+        raise MaskSpecError(f"attribute K of {entry.name!r}", K, f"must be at most {MAX_INTERVALS}")
     spans: RowIntervals | None = None
     tables: BlockTables | None = None
     params: dict[str, Tensor] = {}
@@ -147,6 +156,7 @@ def parse_entry(entry: Entry) -> MaskEntry:
             "anchors": _tensor(entry, "anchors", (L, N)),
             "n_valid": _tensor(entry, "n_valid", (L,)),
         }
+    _check_family(entry.name, spec, params, K)
     return MaskEntry(
         name=entry.name,
         spec=spec,
@@ -159,6 +169,45 @@ def parse_entry(entry: Entry) -> MaskEntry:
         _spans=spans,
         _tables=tables,
     )
+
+
+def check_size(spec: MaskSpec, B: int = 1, H: int = 1) -> None:
+    """Refuse what would take more memory than ``MAX_NUMBERS`` allows, before it is spent.
+
+    Args:
+        spec: What the entry claims to be.
+        B: Batch rows or layouts that it claims to have.
+        H: Heads that it claims to have.
+
+    Raises:
+        MaskSpecError: Naming the size.
+    """
+    rows, columns = Bucket(spec.Q_LEN, spec.KV_LEN, spec.BLOCK_SIZE, 1).num_blocks
+    sizes = {"Q_LEN": spec.Q_LEN, "KV_LEN": spec.KV_LEN, "blocks": B * H * rows * columns}
+    for field, size in sizes.items():
+        if size > MAX_NUMBERS:
+            rule = "must be at most 2**26 to be looked into; load the entry to use it"
+            raise MaskSpecError(f"{field} of {spec.name!r}", size, rule)
+
+
+def _check_family(name: str, spec: MaskSpec, params: Mapping[str, Tensor], K: int) -> None:
+    """Check a spec and the anchors of layouts as their family does, where its rules are known.
+
+    A digest says that the values are what was published, not that a family would have them.
+    """
+    family = families.get(spec.family)
+    if family is None or family.revision != spec.revision:
+        if spec.is_function and spec.kind != "static":
+            raise MaskSpecError(f"kind of {name!r}", spec.kind, "of a mask_mod must be static")
+        return
+    try:
+        checked = family.check(spec.Q_LEN, spec.KV_LEN, {**spec.family_params, **params})
+    except MaskSpecError as error:
+        raise MaskSpecError(f"{name!r}: {error.field}", error.value, error.rule) from error
+    most = family.max_K(spec.Q_LEN, spec.KV_LEN, checked)
+    # What a batch says needs room for the family's K; a static mask has the K that it needs.
+    if most < K or (most > K and spec.kind != "static"):
+        raise MaskSpecError(f"attribute K of {name!r}", K, f"must be {most}, as the family has it")
 
 
 def _count(entry: Entry, key: str) -> int:

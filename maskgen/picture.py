@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from maskgen.classify import EMPTY, FULL, PARTIAL
-from maskgen.entry import MaskEntry
+from maskgen.entry import MaskEntry, check_size
 from maskgen.errors import MaskSpecError
 from maskgen.families import families
 from maskgen.tables import compile_mask
@@ -45,6 +45,7 @@ def entry_kinds(entry: MaskEntry, *, batch: int = 0, head: int = 0) -> Kinds:
     """
     if entry.kind == "parametric":
         spec = entry.spec
+        check_size(spec)
         bounds = families[spec.family].bounds(spec.Q_LEN, spec.KV_LEN, **spec.family_params)
         must, may = (compile_mask(side, spec.BLOCK_SIZE).block_kinds()[0, 0] for side in bounds)
         depends = torch.where(may == EMPTY, EMPTY, PARTIAL)
@@ -54,7 +55,7 @@ def entry_kinds(entry: MaskEntry, *, batch: int = 0, head: int = 0) -> Kinds:
         for field, value, size in (("layout", batch, tables.B), ("head", head, tables.H)):
             if not 0 <= value < size:
                 raise MaskSpecError(field, value, f"must be 0 to {size - 1} in {entry.name!r}")
-        kinds = tables.select(torch.tensor([batch])).block_kinds()[0, head]
+        kinds = tables.block_kinds()[batch, head]
     return kinds.to(torch.uint8).numpy()
 
 

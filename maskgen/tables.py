@@ -241,7 +241,7 @@ class BlockTables:
             check_pair(packed, *pair, shapes[pair[1]])
         *_, R, C = shapes["kv_indices"]
         check_agreement(packed, (B, H, R, C))
-        tables = {}
+        tables: dict[str, Tensor] = {}
         for pair in pairs:
             tables |= zip(pair, unpack_pair(packed, *pair, shapes[pair[1]]), strict=True)
         return cls(Q_LEN=Q_LEN, KV_LEN=KV_LEN, BLOCK_SIZE=size, **tables)

@@ -213,11 +213,13 @@ def verify(
 ) -> None:
     """Check every digest of a version; exit 3 with what differs.
 
-    What stands in the cache and is no part of it is noted: it is never read.
+    What stands in the cache and is no part of it is noted: it is never read. With --deep, an entry
+    that cannot be built again here is no difference: it is named and counted as not compared.
     """
     store = open_cache(location, config)
     chosen = store.version(version)
     found: list[Finding | Difference] = [*store.verify(chosen.id)]
+    not_compared: list[Difference] = []
     if deep:
         from maskgen.verify import verify_deep
 
@@ -225,20 +227,25 @@ def verify(
             differences = verify_deep(
                 store, chosen.id, run_functions=run_functions, progress=progress
             )
-        found += differences
+        found += [difference for difference in differences if difference.compared]
+        not_compared = [difference for difference in differences if not difference.compared]
     strangers = store.strangers()
     if as_json:
         digests = {name: info.sha256 for name, info in chosen.entries.items()}
-        findings = [asdict(finding) for finding in found]
         known = {"version": chosen.id, "entries": digests}
-        echo_json({**known, "findings": findings, "strangers": strangers})
+        findings = [asdict(finding) for finding in found]
+        skipped = [asdict(difference) for difference in not_compared]
+        lists = {"findings": findings, "not_compared": skipped, "strangers": strangers}
+        echo_json({**known, **lists})
     else:
         for path in strangers:
             click.echo(f"Note: {path} is no part of the cache and is not read", err=True)
-        for finding in found:
+        for finding in [*found, *not_compared]:
             click.echo(finding.message)
         plural = "" if len(found) == 1 else "s"
         outcome = f"{len(found)} difference{plural}" if found else "no difference"
+        if not_compared:
+            outcome += f", {len(not_compared)} not compared"
         how = "digests, formulas and rebuilt entries" if deep else "digests"
         click.echo(f"version {chosen.id[:16]}, {len(chosen.entries)} entries, {how}: {outcome}")
     if found:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cache import Entry, Store
+from cache import Entry, EntryInfo, Store
 from cache.errors import CacheError
 from maskgen.build import build_entry
 from maskgen.certificate import certify
-from maskgen.entry import parse_entry
+from maskgen.checks import checked_int
+from maskgen.entry import MaskEntry, check_size, parse_entry
 from maskgen.errors import MaskgenError
 from maskgen.families import families
 from maskgen.progress import Progress
@@ -18,12 +19,14 @@ from maskgen.spec import MaskSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One thing that deep verification found."""
+    """One thing that deep verification found, or an entry that it could not look into."""
 
     entry: str
     """Name of the entry."""
     problem: str
     """What was found, and what was expected."""
+    compared: bool = True
+    """False where nothing is known to differ: the entry was not compared."""
 
     @property
     def message(self) -> str:
@@ -48,31 +51,40 @@ def verify_deep(
         progress: Called after each entry.
 
     Returns:
-        What differs, by entry; empty when the version holds what its specs say.
+        What differs or was not compared, by entry; empty when the version holds what its specs say.
     """
     chosen = store.version(version)
     found: list[Difference] = []
-    for done, name in enumerate(chosen.entries, start=1):
+    for done, (name, info) in enumerate(chosen.entries.items(), start=1):
         try:
+            _check_claims(info)
             entry = store.load(name, chosen.id)
-            problems = list(_problems(entry, run_functions=run_functions))
+            mask = parse_entry(entry)
+            refused = _cannot_rebuild(mask.spec, run_functions=run_functions)
+            problems = [] if refused else list(_problems(entry, mask))
         except (CacheError, MaskgenError) as error:
-            problems = [str(error)]
+            refused, problems = None, [str(error)]
+        if refused:
+            found.append(Difference(entry=name, problem=refused, compared=False))
         found += [Difference(entry=name, problem=problem) for problem in problems]
         if progress is not None:
             progress(name, done, len(chosen.entries))
     return found
 
 
-def _problems(entry: Entry, *, run_functions: bool) -> Iterator[str]:
-    mask = parse_entry(entry)
-    refused = _cannot_rebuild(mask.spec, run_functions=run_functions)
-    if refused:
-        yield refused
-        return
-    if not mask.spec.is_function:
-        # The spec may come from anyone, and the family trusts what it has checked.
-        families[mask.spec.family].check(mask.spec.Q_LEN, mask.spec.KV_LEN, mask.spec.family_params)
+def _check_claims(info: EntryInfo) -> None:
+    """Refuse an entry whose claimed sizes are too large to work through, before it is read."""
+    spec = MaskSpec.from_json(info.name, info.spec)
+    heads = (1, 1)
+    if spec.kind != "parametric":
+        heads = (
+            checked_int(f"attribute B of {info.name!r}", info.attrs.get("B")),
+            checked_int(f"attribute H of {info.name!r}", info.attrs.get("H")),
+        )
+    check_size(spec, *heads)
+
+
+def _problems(entry: Entry, mask: MaskEntry) -> Iterator[str]:
     yield from certify(mask).findings
     rebuilt = build_entry(mask.spec)
     if dict(rebuilt.attrs) != dict(entry.attrs):

@@ -1,12 +1,14 @@
 """Entries: what is loaded is what was built, or a clear refusal."""
 
 import dataclasses
+import tracemalloc
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
 import cache
+import maskgen
 from cache.errors import EntryNotFoundError
 from maskgen.block_mask import to_block_mask
 from maskgen.buckets import Bucket
@@ -14,8 +16,10 @@ from maskgen.build import build, build_entry
 from maskgen.entry import load_entry
 from maskgen.errors import LayoutInvariantError, MaskSpecError, UnsupportedMaskError
 from maskgen.intervals import RowIntervals
+from maskgen.picture import entry_kinds
 from maskgen.spec import read_specs
 from maskgen.tables import compile_mask
+from maskgen.verify import verify_deep
 
 DFLASH = {
     "name": "dflash",
@@ -130,6 +134,32 @@ def tampered(tmp_path, mask_spec, **changes):
     return target
 
 
+def put(name, value):
+    """The first number of an array replaced."""
+
+    def change(arrays):
+        table = arrays[name].copy()
+        table.flat[0] = value
+        return {**arrays, name: table}
+
+    return change
+
+
+def other_family(name):
+    return lambda spec: {**spec, "family": name}
+
+
+def with_params(params):
+    return lambda spec: {**spec, "params": {**spec["params"], **params}}
+
+
+def foreign_columns(tables):
+    """The q tables of another mask of the same shape."""
+    other = compile_mask(maskgen.sliding_window(70, 90, window=40), (16, 32)).pack()
+    mine = {name: table.numpy() for name, table in other.items() if name.startswith("q_")}
+    return {**tables, **mine}
+
+
 @pytest.mark.parametrize(
     ("spec", "field", "change", "error", "message"),
     [
@@ -153,6 +183,22 @@ def tampered(tmp_path, mask_spec, **changes):
         (0, "attrs", lambda a: {**a, "B": 4}, MaskSpecError, "its 32 layouts"),
         (0, "attrs", lambda a: {**a, "N": 9}, MaskSpecError, "array anchors"),
         (0, "spans", lambda s: {**s, "n_valid": s["n_valid"][:4]}, MaskSpecError, "array n_valid"),
+        (0, "spans", put("anchors", 64), MaskSpecError, "anchors = 64: .* 0 to 63"),
+        (0, "spans", put("anchors", -1), MaskSpecError, "anchors = -1: .* 0 to 63"),
+        (0, "spans", put("anchors", 2**31 - 1), MaskSpecError, "anchors = 2147483647"),
+        (0, "spans", put("anchors", 40), MaskSpecError, "anchors = .*must ascend"),
+        (0, "spans", put("n_valid", 9), MaskSpecError, "n_valid = 9: each must be 0 to 8"),
+        (0, "spans", put("n_valid", -1), MaskSpecError, "n_valid = -1: each must be at least 0"),
+        (0, "spec", other_family("causal"), MaskSpecError, "no parameter of family 'causal'"),
+        (0, "spec", other_family("module:function"), MaskSpecError, "kind .* must be static"),
+        (1, "attrs", lambda a: {**a, "K": 3}, MaskSpecError, "attribute K .* = 3: must be 2"),
+        (1, "attrs", lambda a: {**a, "K": 1}, MaskSpecError, "attribute K .* = 1: must be 2"),
+        (1, "attrs", lambda a: {**a, "K": 2**40}, MaskSpecError, "attribute K .* at most 32"),
+        (1, "spec", lambda s: {**s, "KV_LEN": 32}, MaskSpecError, "KV_LEN = 32"),
+        (1, "spec", lambda s: {**s, "Q_LEN": 30}, MaskSpecError, "Q_LEN = 30"),
+        (2, "spec", with_params({"window": 0}), MaskSpecError, "window = 0"),
+        (2, "spec", with_params({"windw": 9}), MaskSpecError, "windw"),
+        (2, "tables", foreign_columns, LayoutInvariantError, "as many blocks"),
     ],
 )
 def test_contents_that_do_not_belong_together_are_refused(
@@ -169,3 +215,24 @@ def test_row_intervals_of_layouts_select_one(store):
     assert one.starts.shape == (1, 1, 2, 32)
     wanted = RowIntervals(entry.spans.starts[3:4], entry.spans.ends[3:4], 96)
     assert one.equals(wanted)
+
+
+@pytest.mark.parametrize("spec", [0, 1, 2])
+@pytest.mark.parametrize("sizes", [{"KV_LEN": 2**30}, {"Q_LEN": 2**30, "KV_LEN": 2**30}])
+def test_a_claimed_size_is_refused_before_memory_is_spent(tmp_path, spec, sizes):
+    store = tampered(tmp_path, SPECS[spec], spec=lambda record: {**record, **sizes})
+    tracemalloc.start()
+    (found,) = verify_deep(store)
+    assert found.compared
+    assert "_LEN of " in found.problem
+    assert "must be at most 2**26" in found.problem
+    with pytest.raises((MaskSpecError, LayoutInvariantError)):
+        entry_kinds(load_entry(store, SPECS[spec].name))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()
+
+
+def test_blocks_of_many_claimed_heads_are_refused_too(tmp_path):
+    store = tampered(tmp_path, SPECS[2], attrs=lambda attrs: {**attrs, "B": 2**20, "H": 2**10})
+    (found,) = verify_deep(store)
+    assert "blocks of 'window/q70-kv90' = 16106127360: must be at most 2**26" in found.problem
