@@ -119,17 +119,13 @@ class DraftSession:
     @torch.inference_mode()
     def _stream(self, prompt_ids: Sequence[int], max_new_tokens: int) -> Iterator[list[int]]:
         ends = set(self._target.eos_token_ids)
-        device = self._target.device
-        prompt = torch.tensor(prompt_ids, dtype=torch.int64, device=device)
-        target = _Sequence(self._target, self._drafter.config.target_layer_ids)
-        chosen, features = target.extend(prompt, last_only=True)
+        target, chosen, context = self._prefill(prompt_ids)
         anchor = int(chosen[0])
         room = max_new_tokens - 1
-        context = self._extend(None, features, 0)
         yield [anchor]
         while room > 0 and anchor not in ends:
             position = target.length
-            drafts = self._draft(chosen[-1:], position, context)
+            drafts = self._draft(chosen[-1:], position, context).argmax(dim=-1)
             block = torch.cat((chosen[-1:], drafts))
             chosen, features = target.extend(block)
             accepted = int((drafts == chosen[:-1]).cumprod(dim=0).sum())
@@ -141,14 +137,31 @@ class DraftSession:
             room -= len(new)
             yield new
 
+    @torch.inference_mode()
+    def first_block(self, prompt_ids: Sequence[int]) -> Tensor:
+        """Logits of the first draft block after a prompt: those of a server must be the same.
+
+        Returns:
+            ``[draft_block_size - 1, V]``, slot 1 first.
+        """
+        _check_room(self._target, prompt_ids, 1, self._block)
+        target, chosen, context = self._prefill(prompt_ids)
+        return self._draft(chosen, target.length, context)
+
+    def _prefill(self, prompt_ids: Sequence[int]) -> tuple[_Sequence, Tensor, list[KeyValue]]:
+        """The target's cache of a prompt, its first token, int64 ``[1]``, and the context."""
+        prompt = torch.tensor(prompt_ids, dtype=torch.int64, device=self._target.device)
+        target = _Sequence(self._target, self._drafter.config.target_layer_ids)
+        chosen, features = target.extend(prompt, last_only=True)
+        return target, chosen, self._extend(None, features, 0)
+
     def _draft(self, anchor: Tensor, position: int, context: list[KeyValue]) -> Tensor:
-        """Draft the tokens at ``position + 1`` and after, int64 ``[draft_block_size - 1]``."""
+        """Logits at ``position + 1`` and after, ``[draft_block_size - 1, V]``."""
         x = self._drafter.block_inputs(anchor[None], self._target.embed_weight)
         positions = torch.arange(position, position + self._block, device=x.device)
         hidden = self._drafter.draft(x, context, positions, _see_all)
         head = self._target.head_weight
-        logits: Tensor = hidden[0, 1:].to(head.dtype) @ head.T
-        return logits.argmax(dim=-1)
+        return hidden[0, 1:].to(head.dtype) @ head.T
 
     def _extend(
         self,

@@ -95,7 +95,7 @@ def test_tau_counts_the_bonus_token(target, monkeypatch, right):
         start = position - len(prompt) + 1
         drafts = torch.tensor([*answer, *[0] * BLOCK][start : start + BLOCK - 1])
         drafts[right:] = (drafts[right:] + 1) % 24
-        return drafts
+        return torch.nn.functional.one_hot(drafts, 24)
 
     monkeypatch.setattr(session, "_draft", draft)
     found = session.generate(prompt, 17)

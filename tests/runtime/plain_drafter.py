@@ -1,0 +1,120 @@
+"""A DFlash drafter in plain torch, from what z-lab, vLLM and SGLang read: not from the product.
+
+It reads the two files of a drafter folder, takes ``hidden_states[id + 1]`` of a transformers model,
+and drafts the first block after a prompt. ``wrong`` does one thing otherwise.
+"""
+
+import json
+import math
+
+import torch
+from safetensors.torch import load_file
+
+WRONG = (
+    *("causal", "draft positions", "context positions", "layer ids", "feature order"),
+    *("short context", "long context", "mask id", "embedding scale", "slot", "rope theta"),
+    *("rope scaling", "rope pairs", "eps", "feature fold", "head norms", "fused norm"),
+    *("groups", "attention scale", "block in context"),
+)
+
+
+def norm(x, weight, eps):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def rope_table(config, wrong):
+    """Inverse frequencies and the factor on cos and sin."""
+    rope, hd = dict(config["rope_parameters"]), config["head_dim"]
+    theta = rope["rope_theta"] * (10 if wrong == "rope theta" else 1)
+    base = theta ** -(torch.arange(0, hd, 2).double() / hd)
+    kind = "default" if wrong == "rope scaling" else rope["rope_type"]
+    if kind == "default":
+        return base, 1.0
+    scaled, old = base / rope["factor"], rope.get("original_max_position_embeddings")
+    if kind == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        blend = ((old * base / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        return blend * base + (1 - blend) * scaled, 1.0
+    assert kind == "yarn"
+    ends = [
+        hd * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (rope.get("beta_fast", 32), rope.get("beta_slow", 1))
+    ]
+    low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), hd - 1)
+    blend = 1 - ((torch.arange(hd // 2) - low) / (high - low)).clamp(0, 1)
+    factor = (0.1 * math.log(rope["factor"]) + 1) * rope.get("attn_factor", 1.0)
+    return blend * base + (1 - blend) * scaled, factor
+
+
+def rotate(x, positions, table, wrong):
+    frequencies, factor = table
+    angles = positions[:, None].double() * frequencies
+    cos, sin = (angles.cos() * factor).float(), (angles.sin() * factor).float()
+    if wrong == "rope pairs":
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+@torch.no_grad()
+def first_block(folder, model, prompt, wrong="", feature_scale=None):
+    """fp32 logits of slots 1 and after, ``[block_size - 1, V]``."""
+    config = json.loads((folder / "config.json").read_text())
+    w = {k: v.float() for k, v in load_file(folder / "model.safetensors").items()}
+    flash, eps, hd = config["dflash_config"], config["rms_norm_eps"], config["head_dim"]
+    eps = 0.1 if wrong == "eps" else eps
+    ids = torch.tensor([prompt])
+    anchor = int(model(ids).logits[0, -1].argmax())
+    seen = torch.tensor([[*prompt, anchor]]) if wrong == "long context" else ids
+    states = model(seen, output_hidden_states=True).hidden_states
+    layers = [layer + (wrong == "layer ids") for layer in flash["target_layer_ids"]]
+    layers = layers[::-1] if wrong == "feature order" else layers
+    context = torch.cat([states[layer + 1][0].float() for layer in layers], dim=-1)
+    context = context[1:] if wrong == "short context" else context
+    fc = w["fc.weight"]
+    if wrong == "feature fold":
+        fc = (fc.unflatten(1, (len(layers), -1)) * feature_scale[:, None]).flatten(1)
+    F = context @ fc.T
+    F = F if wrong == "fused norm" else norm(F, w["hidden_norm.weight"], eps)
+    size, start = flash["block_size"], len(prompt)
+    blank = 0 if wrong == "mask id" else flash["mask_token_id"]
+    x = model.get_input_embeddings().weight[[anchor, *[blank] * (size - 1)]].float()
+    x = x * flash["input_embedding_scale"] * (2.5 if wrong == "embedding scale" else 1)
+    at = torch.arange(start, start + size) + int(wrong == "draft positions")
+    moved = {"short context": 1, "context positions": -1}.get(wrong, 0)
+    before = torch.arange(len(F)) + moved
+    mask = torch.ones(size, len(F) + size, dtype=torch.bool)
+    if wrong == "causal":
+        mask[:, len(F) :].tril_()
+    if wrong == "block in context":
+        mask[:, len(F) :] = torch.eye(size, dtype=torch.bool)
+    table = rope_table(config, wrong)
+    for i in range(config["num_hidden_layers"]):
+        p = f"layers.{i}."
+        h = norm(x, w[p + "input_layernorm.weight"], eps)
+
+        def heads(name, rows, positions, p=p):
+            y = (rows @ w[p + f"self_attn.{name}_proj.weight"].T).unflatten(1, (-1, hd))
+            y = y.transpose(0, 1)
+            if name == "v":
+                return y
+            gain = 1.0 if wrong == "head norms" else w[p + f"self_attn.{name}_norm.weight"]
+            return rotate(norm(y, gain, eps), positions, table, wrong)
+
+        rows, positions = torch.cat((F, h)), torch.cat((before, at))
+        q, k, v = heads("q", h, at), heads("k", rows, positions), heads("v", rows, positions)
+        group = len(q) // len(k)
+        if wrong == "groups":
+            k, v = k.repeat(group, 1, 1), v.repeat(group, 1, 1)
+        else:
+            k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+        scores = q @ k.transpose(1, 2) / (1 if wrong == "attention scale" else math.sqrt(hd))
+        out = scores.masked_fill(~mask, -math.inf).softmax(-1) @ v
+        x = x + out.transpose(0, 1).flatten(1) @ w[p + "self_attn.o_proj.weight"].T
+        h = norm(x, w[p + "post_attention_layernorm.weight"], eps)
+        gate, up = (h @ w[p + f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (gate * gate.sigmoid() * up) @ w[p + "mlp.down_proj.weight"].T
+    x = norm(x, w["norm.weight"], eps)
+    x = x[:-1] if wrong == "slot" else x[1:]
+    return x @ model.get_output_embeddings().weight.float().T
