@@ -142,6 +142,7 @@ def _up_to_date(folder: Path, key: str) -> dict[str, Any] | None:
 
 def _make(config: "Config", placement: "Placement", folder: Path) -> dict[str, Any]:
     from runtime.dataset import write_dataset
+    from runtime.embedding import fed_scale
     from runtime.errors import ConfigError, NoSamplesError
     from runtime.samples import Counts, SampleMaker, split, to_sample
     from runtime.target import Target
@@ -160,6 +161,7 @@ def _make(config: "Config", placement: "Placement", folder: Path) -> dict[str, A
         raise ConfigError(
             "masks.entry.context", context, f"must be at most the target's {target.max_positions}"
         )
+    fed_scale(target, config.drafter.embedding)
     maker = SampleMaker(
         target=target,
         data=config.data,

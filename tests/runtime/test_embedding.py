@@ -129,6 +129,15 @@ def root(tmp_path_factory):
     return folder
 
 
+def test_prepare_refuses_before_it_answers(root, monkeypatch):
+    monkeypatch.setattr("runtime.embedding.module_scale", lambda target: None)
+    new = ["--set", f"data.folder={root}/new"]
+    refused = call(prepare, root, *new, code=2)
+    assert "drafter.embedding = 'module': must be 'rows' for" in refused.stderr
+    assert not (root / "new").exists()
+    call(prepare, root, *new, "--set", "drafter.embedding=rows")
+
+
 def said(folder):
     return json.loads((folder / "config.json").read_text())["dflash_config"][
         "input_embedding_scale"
