@@ -1,9 +1,11 @@
-# The verbs of the project; README and .ci/run use the same ones. CONFIG names the run file.
+# The verbs of the project; README and .ci/run use the same ones. CONFIG names the run file, and
+# SET="train.steps=2000 train.lr=5e-4" overrides keys of it.
 CONFIG ?= $(if $(shell command -v nvidia-smi 2>/dev/null),configs/gpu.toml,configs/demo.toml)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
+RUN_FILE = --config $(CONFIG) $(foreach setting,$(SET),--set '$(setting)')
 
 .DEFAULT_GOAL := help
 .PHONY: help install masks prepare train evaluate test check lint typecheck layers format bench drill clean
@@ -29,19 +31,19 @@ build/prompts.jsonl: examples/compose_prompts.py | install
 	$(RUN) examples/compose_prompts.py --count 6000 $@
 
 prepare: install build/prompts.jsonl  ## prompts -> the target's own answers, tokenised
-	$(RUN) -m runtime.prepare --config $(CONFIG)
+	$(RUN) -m runtime.prepare $(RUN_FILE)
 
 masks: install  ## build the mask cache and print one row a mask
-	$(RUN) -m maskgen build $(CONFIG)
+	$(RUN) -m maskgen build $(RUN_FILE)
 
 train: install build/prompts.jsonl  ## the whole job: data, masks, training, evaluation
-	$(RUN) -m runtime.prepare --config $(CONFIG)
-	$(RUN) -m maskgen build $(CONFIG)
-	$(RUN) -m runtime.train --config $(CONFIG)
-	$(RUN) -m runtime.evaluate --config $(CONFIG)
+	$(RUN) -m runtime.prepare $(RUN_FILE)
+	$(RUN) -m maskgen build $(RUN_FILE)
+	$(RUN) -m runtime.train $(RUN_FILE)
+	$(RUN) -m runtime.evaluate $(RUN_FILE)
 
 evaluate: install  ## acceptance length on held-out prompts, untrained against trained
-	$(RUN) -m runtime.evaluate --config $(CONFIG)
+	$(RUN) -m runtime.evaluate $(RUN_FILE)
 
 test: check  ## everything that CI runs
 	$(RUN) -m pytest -q

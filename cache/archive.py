@@ -6,7 +6,8 @@ import struct
 import zipfile
 from pathlib import Path
 
-from cache.errors import HOW_TO_BUILD, DamagedEntryError, StoreNotFoundError, StoreReadError
+from cache.advice import how_to_build
+from cache.errors import DamagedEntryError, StoreNotFoundError, StoreReadError
 from cache.layout import version_key
 from cache.source import check_size
 
@@ -44,7 +45,7 @@ class ZipSource:
         try:
             self._zip = zipfile.ZipFile(path)
         except FileNotFoundError as error:
-            msg = f"there is no file {path}: {HOW_TO_BUILD} in a .zarr folder, `pack` makes a zip"
+            msg = f"there is no file {path}; {how_to_build(self.location)}"
             raise StoreNotFoundError(self.location, msg) from error
         except _ZIP_ERRORS as error:
             raise DamagedEntryError(self.location, "it must be a zip", found=str(error)) from error

@@ -18,7 +18,7 @@ CacheError                                                    exit 1
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from cache.address import is_url, split_query, without_secrets_in
+from cache.address import is_url, without_secrets_in
 from cache.causes import why
 
 
@@ -35,19 +35,6 @@ class CacheError(Exception):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
-
-
-HOW_TO_BUILD = "`make masks CONFIG=FILE` or `python -m maskgen build FILE` builds one"
-"""What to do where a cache or a version is missing."""
-
-
-def how_to_get(location: str) -> str:
-    """Return what to do where a cache or a version is missing at ``location``."""
-    if not is_url(location):
-        return HOW_TO_BUILD
-    if split_query(location)[0].endswith(".zip"):
-        return "a packed zip is read as a file: download it, then `unpack` it"
-    return "check the address; `push` puts one there"
 
 
 def _remedy(file: str, in_folder: str) -> str:

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 
+from cache.advice import how_to_build
 from cache.entry import Entry
 from cache.errors import (
     CacheError,
     DamagedEntryError,
     EntryNotFoundError,
     VersionNotFoundError,
-    how_to_get,
 )
 from cache.flight import Flight
 from cache.layout import (
@@ -57,8 +57,8 @@ def read_version(
     if document is None:
         raise VersionNotFoundError(
             version_id,
-            f"{source.location} holds no version {version_id}; `versions` lists what it holds, "
-            f"{how_to_get(source.location)}",
+            f"{source.location} holds no version {version_id}; `versions` lists what it holds, or "
+            f"{how_to_build(source.location)}",
         )
     return parse_version(document, version_id, source.name(key), on_totals)
 

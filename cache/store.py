@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cache.address import is_url
+from cache.advice import how_to_build
 from cache.archive import ZipSource
 from cache.entry import Entry, EntryData
 from cache.errors import (
@@ -13,7 +14,6 @@ from cache.errors import (
     StoreNotFoundError,
     StoreWriteError,
     VersionNotFoundError,
-    how_to_get,
 )
 from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, SIDECARS, is_version_id, parse_root
 from cache.reader import VersionReader, open_and_load, read_version
@@ -98,8 +98,8 @@ class Store:
         """
         if id_or_prefix is None:
             if self._current is None:
-                helps = how_to_get(self.location)
-                msg = f"{self.location} has no current version: name one of its own, or {helps}"
+                how = how_to_build(self.location)
+                msg = f"{self.location} has no current version; `use` one, or {how}"
                 raise VersionNotFoundError("current", msg)
             return self._current
         if is_version_id(id_or_prefix):
@@ -341,10 +341,9 @@ def open_store(location: str | os.PathLike[str], writable: bool = False) -> Stor
     elif writable:
         current = None
     else:
-        helps = how_to_get(source.location)
-        if not is_url(source.location):
-            helps += "; `unpack` and `pull` bring one"
-        msg = f"there is no cache at {source.location} (no {ROOT_KEY} in it): {helps}"
+        bring = "" if is_url(source.location) else "`unpack` and `pull` bring one, or "
+        how = f"{bring}{how_to_build(source.location)}"
+        msg = f"there is no cache at {source.location} (no {ROOT_KEY} in it); {how}"
         raise StoreNotFoundError(source.location, msg)
     return Store(source, current, writable=writable)
 

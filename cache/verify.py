@@ -2,13 +2,13 @@
 
 import dataclasses
 
+from cache.advice import how_to_build
 from cache.errors import (
     DamagedEntryError,
     FormatVersionError,
     NotListableError,
     StoreNotFoundError,
     VersionNotFoundError,
-    how_to_get,
 )
 from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, SECTIONS, parse_root
 from cache.reader import VersionReader, read_version
@@ -52,7 +52,7 @@ def findings_of(source: Source, version: str | None) -> list[Finding]:
         return _version_findings(source, version)
     document = source.read(ROOT_KEY, MAX_ROOT_BYTES)
     if document is None:
-        msg = f"there is no cache at {source.location}: {how_to_get(source.location)}"
+        msg = f"there is no cache at {source.location}; {how_to_build(source.location)}"
         raise StoreNotFoundError(source.location, msg)
     current = parse_root(document, source.name(ROOT_KEY))
     try:

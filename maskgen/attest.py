@@ -22,8 +22,8 @@ def certify_version(
 ) -> list[Certificate]:
     """Check the entries of a version that have no certificate yet, and keep what was found.
 
-    Certificates of the version that is current are taken over for entries with an equal spec and
-    equal arrays.
+    Certificates of the other versions are taken over for entries with an equal spec and equal
+    arrays.
 
     Args:
         store: A writable cache.
@@ -39,9 +39,10 @@ def certify_version(
         StoreWriteError: The certificates cannot be written.
     """
     known: dict[tuple[str, str], dict[str, Any]] = {}
-    for source in {version, store.current or version}:
-        records = _read_certificates(store, source)
-        known |= {(record["spec"], record["sha256"]): record for record in records}
+    for source in {version, *store.source.version_ids()}:
+        # Only what was found right is taken over; anything else is checked again.
+        right = (record for record in _records(store, source) if record.get("findings") == [])
+        known |= {(record["spec"], record["sha256"]): record for record in right}
     infos = store.version(version).entries
     made: list[Certificate] = []
     kept: list[Mapping[str, Any]] = []
@@ -64,7 +65,16 @@ def certificate_file(store: Store, version: str) -> Path:
     return store.sidecar_dir(version) / "certificate.json"
 
 
-def _read_certificates(store: Store, version: str) -> list[dict[str, Any]]:
+def is_refuted(store: Store, version: str) -> bool:
+    """Tell whether an entry of a version was found to differ from its formula."""
+    try:
+        return any(record.get("findings") for record in _records(store, version))
+    except StoreWriteError:
+        # A URL has no sidecars.
+        return False
+
+
+def _records(store: Store, version: str) -> list[dict[str, Any]]:
     try:
         content = json.loads(certificate_file(store, version).read_bytes())
     except (OSError, ValueError):
@@ -75,14 +85,12 @@ def _read_certificates(store: Store, version: str) -> list[dict[str, Any]]:
     records = content.get("entries")
     if not isinstance(records, list):
         return []
-    # Only what was found right is taken over; anything else is checked again.
     return [
         record
         for record in records
         if isinstance(record, dict)
         and isinstance(record.get("spec"), str)
         and isinstance(record.get("sha256"), str)
-        and record.get("findings") == []
     ]
 
 

@@ -4,20 +4,16 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import cache
-from cache import EntryData, EntryInfo, Store
+from cache import EntryData, Store
 from cache.errors import (
     CacheError,
     DamagedEntryError,
-    FormatVersionError,
     StoreReadError,
-    StoreWriteError,
     VersionNotFoundError,
 )
 from maskgen.errors import (
@@ -29,10 +25,11 @@ from maskgen.errors import (
 from maskgen.families import families
 from maskgen.families.layouts import dflash_layouts
 from maskgen.functions import load_function
+from maskgen.holdings import Copies
 from maskgen.intervals import MAX_INTERVALS, RowIntervals
 from maskgen.mask_mod import from_mask_mod
 from maskgen.progress import Progress
-from maskgen.rows import BuildRow, mask_row
+from maskgen.rows import BuildReport, BuildRow, mask_row
 from maskgen.spec import MaskSpec
 from maskgen.tables import BlockTables, compile_mask
 
@@ -45,16 +42,6 @@ def warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildReport:
-    """The outcome of a build."""
-
-    version: str
-    """Id of the published version."""
-    rows: tuple[BuildRow, ...]
-    """One row an entry, in the order of the specs."""
-
-
 def build(
     specs: Sequence[MaskSpec],
     store: Store,
@@ -63,10 +50,10 @@ def build(
     make_current: bool = True,
     notice: Notice = warn,
 ) -> BuildReport:
-    """Build what is missing, copy the rest from the current version, publish one version.
+    """Build what is missing, copy the rest from the versions that are there, publish one version.
 
-    What is missing or damaged in the current version is built anew and a damaged version of the
-    same id is replaced, never without a notice.
+    What is damaged where it would be copied from is built anew and a damaged version of the same id
+    is replaced, never without a notice.
 
     Args:
         specs: The version's entries, all of them.
@@ -80,14 +67,18 @@ def build(
         UnsupportedMaskError: A row needs more than MAX_INTERVALS spans.
         StoreWriteError: The cache cannot be written.
     """
-    reusable = _current_entries(store, notice)
+
+    def skipped(version: str, error: CacheError) -> None:
+        del version
+        notice(f"{_summary(error)}; nothing is copied from it")
+
+    copies = Copies(store, skipped)
     entries: list[EntryData] = []
     rows: list[BuildRow] = []
     for done, spec in enumerate(specs, start=1):
         start = time.perf_counter()
         # Code may have changed under the same name, so a function is always evaluated again.
-        old = reusable.get(spec.digest) if reusable and not spec.is_function else None
-        copied = None if old is None else _copied(spec, old, store, notice)
+        copied = None if spec.is_function else _copied(spec, copies, store, notice)
         try:
             data = build_entry(spec) if copied is None else copied
         except MaskgenError as error:
@@ -106,44 +97,6 @@ def build(
 
     version = store.publish(entries, make_current=make_current, on_damage=replaced)
     return BuildReport(version=version, rows=tuple(rows))
-
-
-def held(specs: Sequence[MaskSpec], store: Store, refusal: StoreWriteError) -> BuildReport:
-    """Report on the current version of a cache that cannot be written, if it needs no build.
-
-    The entries are read, which verifies them, as a build's copies are; functions are not evaluated.
-
-    Args:
-        specs: What is wanted; the version may hold more.
-        store: The cache.
-        refusal: Why it cannot be written.
-
-    Returns:
-        The version's rows of the specs; all are reused.
-
-    Raises:
-        StoreWriteError: The refusal, with the names of the specs that the version lacks.
-        DamagedEntryError: The version is not what was published.
-    """
-    try:
-        version = store.version()
-    except VersionNotFoundError as error:
-        message = f"{refusal}; {error}"
-        raise StoreWriteError(refusal.file, message, refusal.errno) from error
-    found = [(spec, version.entries.get(spec.name)) for spec in specs]
-    same = [(spec, info) for spec, info in found if info and _digest(info) == spec.digest]
-    if len(same) < len(specs):
-        held_names = {spec.name for spec, _ in same}
-        missing = ", ".join(spec.name for spec in specs if spec.name not in held_names)
-        message = f"{refusal}; it lacks {missing}, as the config has it"
-        raise StoreWriteError(refusal.file, message, refusal.errno) from refusal
-    rows: list[BuildRow] = []
-    for spec, info in same:
-        start = time.perf_counter()
-        store.load(info.name)
-        build_ms = (time.perf_counter() - start) * 1e3
-        rows.append(mask_row(spec, info.attrs, info.nbytes, build_ms=build_ms, reused=True))
-    return BuildReport(version=version.id, rows=tuple(rows))
 
 
 def build_entry(spec: MaskSpec) -> EntryData:
@@ -229,29 +182,17 @@ def spec_spans(spec: MaskSpec, params: Mapping[str, Tensor]) -> RowIntervals:
     return spans
 
 
-def _current_entries(store: Store, notice: Notice) -> dict[str, EntryInfo]:
-    """Map the digest of each spec in the current version to its entry; none if it is unreadable."""
-    if store.current is None:
-        return {}
-    try:
-        entries = store.version().entries.values()
-    except (VersionNotFoundError, DamagedEntryError, FormatVersionError, StoreReadError) as error:
-        notice(f"{_summary(error)}; nothing is copied from the current version, all is built")
-        return {}
-    return {_digest(info): info for info in entries}
-
-
-def _digest(info: EntryInfo) -> str:
-    return cache.sha256_hex(cache.canonical_json(info.spec))
-
-
-def _copied(spec: MaskSpec, info: EntryInfo, store: Store, notice: Notice) -> EntryData | None:
+def _copied(spec: MaskSpec, copies: Copies, store: Store, notice: Notice) -> EntryData | None:
     """Read an entry, which verifies it, for the new version; None when it is damaged or gone.
 
     It may have another name there.
     """
+    found = copies.find(spec.digest)
+    if found is None:
+        return None
+    version, info = found
     try:
-        return dataclasses.replace(store.load(info.name).to_data(), name=spec.name)
+        return dataclasses.replace(store.load(info.name, version).to_data(), name=spec.name)
     except (VersionNotFoundError, DamagedEntryError, StoreReadError) as error:
         notice(f"{_summary(error)}; {spec.name!r} is built, not copied")
         return None

@@ -25,8 +25,13 @@ class TranslatingGroup(click.Group):
             from maskgen.errors import MaskgenError
 
             if isinstance(error, (CacheError, MaskgenError)):
+                from maskgen.runfile import with_run_file
+
                 notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-                click.echo(f"Error: {error}{notes}", err=True)
+                message = f"Error: {error}{notes}"
+                if ctx.obj is not None:
+                    message = with_run_file(message, ctx.obj.run_file, ctx.obj.settings)
+                click.echo(message, err=True)
                 raise click.exceptions.Exit(error.exit_code) from error
             raise
 

@@ -31,7 +31,7 @@ class BuildRow:
     build_ms: float
     """Time to make or copy the entry; 0 in a listing."""
     reused: bool
-    """Whether it was copied from the version that was current before."""
+    """Whether it was copied from a version that was there before."""
 
 
 def entry_row(info: EntryInfo) -> BuildRow:
@@ -85,3 +85,13 @@ def mask_row(
         build_ms=build_ms,
         reused=reused,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """The outcome of a build."""
+
+    version: str
+    """Id of the published version."""
+    rows: tuple[BuildRow, ...]
+    """One row an entry, in the order of the specs."""

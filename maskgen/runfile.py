@@ -1,7 +1,13 @@
-"""A run file (TOML) -> its ``[masks]`` section; other sections are the runtime's."""
+"""A run file (TOML) with overrides -> its sections; ``[masks]`` is checked here.
 
+``--set section.key=value`` overrides one key, the value in TOML syntax; what is none is taken as a
+string, so that a bare word needs no quotes.
+"""
+
+import json
+import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +20,64 @@ DEFAULT_CACHE = "build/masks.zarr"
 _SECTION_KEYS = ("cache", "BLOCK_SIZE", "entry")
 
 
-def read_document(path: str | Path) -> dict[str, Any]:
+def read_document(path: str | Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     """Read a TOML run file.
 
+    Args:
+        path: The file.
+        settings: ``section.key=value`` each, applied in order.
+
     Raises:
-        MaskSpecError: It cannot be read or is not TOML.
+        MaskSpecError: It cannot be read or is not TOML, or a setting is malformed.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise MaskSpecError("CONFIG", str(path), f"cannot be read ({error.strerror})") from error
+        raise MaskSpecError("--config", str(path), f"cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise MaskSpecError("CONFIG", str(path), f"must be TOML ({error})") from error
+        raise MaskSpecError("--config", str(path), f"must be TOML ({error})") from error
+    for setting in settings:
+        _apply(document, setting)
+    return document
+
+
+def _apply(document: dict[str, Any], setting: str) -> None:
+    where, separator, text = setting.partition("=")
+    section, dot, key = where.strip().partition(".")
+    if not separator or not dot or not key:
+        raise MaskSpecError("--set", setting, "must read section.key=value")
+    table = document.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise MaskSpecError(section, table, f"must be a table, [{section}]")
+    table[key] = _value(text)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def setting(key: str, value: str) -> str:
+    """Return what ``--set`` takes to give a key this string."""
+    return f"{key}={value if _value(value) == value else json.dumps(value, ensure_ascii=False)}"
+
+
+def with_run_file(message: str, path: str | None, settings: Sequence[str] = ()) -> str:
+    """Fill the run file and the settings of a command into the commands that an error advises.
+
+    Args:
+        message: The error; ``cache.advice.RUN_FILE`` stands in each command.
+        path: The run file; None leaves the message as it is.
+        settings: As in ``read_document``.
+    """
+    from cache.advice import RUN_FILE
+
+    if path is None:
+        return message
+    words = ["--config", path, *(word for setting in settings for word in ("--set", setting))]
+    return message.replace(RUN_FILE, shlex.join(words))
 
 
 def read_cache_location(source: str | Path | Mapping[str, Any]) -> str:

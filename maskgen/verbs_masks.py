@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from maskgen.listing import echo_json, human_bytes, optional, text_table
-from maskgen.options import (
-    cache_location,
-    cache_option,
-    json_option,
-    open_cache,
-    store_options,
-    version_option,
-)
+from maskgen.options import Place, json_option, store_options, version_option
 from maskgen.progress import show_progress
 
 if TYPE_CHECKING:
@@ -33,8 +26,8 @@ _READ_ONLY = (None, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @click.command()
-@click.argument("config", type=click.Path())
-@cache_option
+@click.argument("config", type=click.Path(), required=False)
+@store_options
 @click.option(
     "--certify/--no-certify",
     default=True,
@@ -43,21 +36,23 @@ _READ_ONLY = (None, errno.EROFS, errno.EACCES, errno.EPERM)
 @json_option
 @click.pass_context
 def build(
-    ctx: click.Context, config: str, location: str | None, certify: bool, as_json: bool
+    ctx: click.Context, config: str | None, place: Place, certify: bool, as_json: bool
 ) -> None:
-    """Build the masks of CONFIG into the cache: make what is missing, copy the rest, publish."""
-    import cache
+    """Build the masks of a run file into the cache: make what is missing, copy the rest, publish.
+
+    CONFIG is the same as --config CONFIG.
+    """
     from cache.errors import StoreWriteError
     from maskgen.attest import certify_version
     from maskgen.build import build as build_masks
-    from maskgen.build import held
+    from maskgen.holdings import held
     from maskgen.spec import read_specs
 
-    specs = read_specs(config)
-    place = cache_location(location, config)
+    place = place.naming(config)
+    specs = read_specs(place.document)
     read_only = False
     try:
-        store = cache.open_store(place, writable=True)
+        store = place.open(writable=True)
         with show_progress("build") as progress:
             report = build_masks(
                 specs, store, progress=progress, make_current=False, notice=_echo_notice
@@ -68,7 +63,9 @@ def build(
         store = _opened(place, error)
         report = held(specs, store, error)
         read_only = True
-        click.echo(f"{store.location} is read-only and holds every mask of {config}", err=True)
+        click.echo(
+            f"{store.location} is read-only and holds every mask of {place.run_file}", err=True
+        )
         evaluated = ", ".join(spec.name for spec in specs if spec.is_function)
         if evaluated:
             click.echo(f"functions were not evaluated again: {evaluated}", err=True)
@@ -86,7 +83,7 @@ def build(
     else:
         click.echo(_rows_table(report.rows, built=True))
         _echo_certificates(certificates)
-        state = "is not made current in" if failed else "is current in"
+        state = "is current in" if report.version == store.current else "is not made current in"
         click.echo(f"version {report.version[:16]} {state} {store.location}")
     if failed:
         ctx.exit(DIFFERENCE_FOUND)
@@ -96,9 +93,7 @@ def build(
 @store_options
 @version_option
 @json_option
-def list_entries(
-    location: str | None, config: str | None, version: str | None, as_json: bool
-) -> None:
+def list_entries(place: Place, version: str | None, as_json: bool) -> None:
     """List the entries of a version.
 
     An entry that another maskgen wrote and this one cannot read is named with the reason.
@@ -106,7 +101,7 @@ def list_entries(
     from maskgen.errors import MaskSpecError
     from maskgen.rows import entry_row
 
-    chosen = open_cache(location, config).version(version)
+    chosen = place.open().version(version)
     rows, entries = [], []
     for info in chosen.entries.values():
         try:
@@ -135,8 +130,7 @@ def list_entries(
 @json_option
 def show(
     name: str,
-    location: str | None,
-    config: str | None,
+    place: Place,
     version: str | None,
     png: str | None,
     text: bool,
@@ -148,7 +142,7 @@ def show(
     from maskgen.entry import load_entry
     from maskgen.picture import entry_kinds, save_picture, text_picture
 
-    entry = load_entry(open_cache(location, config), name, version)
+    entry = load_entry(place.open(), name, version)
     kinds = entry_kinds(entry, batch=layout, head=head)
     if png is not None:
         save_picture(png, entry, kinds)
@@ -175,8 +169,7 @@ def show(
 @click.option("--head-dim", default=128, type=click.IntRange(min=1), help="Size of a head.")
 def report(
     file: str,
-    location: str | None,
-    config: str | None,
+    place: Place,
     version: str | None,
     heads: int,
     head_dim: int,
@@ -184,7 +177,7 @@ def report(
     """Write an HTML page about a version to FILE: pictures, blocks, waste, FLOPs."""
     from maskgen.report import html_report, save_report
 
-    store = open_cache(location, config)
+    store = place.open()
     with show_progress("report") as progress:
         page = html_report(store, version, heads=heads, head_dim=head_dim, progress=progress)
     save_report(file, page)
@@ -204,8 +197,7 @@ def report(
 @click.pass_context
 def verify(
     ctx: click.Context,
-    location: str | None,
-    config: str | None,
+    place: Place,
     version: str | None,
     deep: bool,
     run_functions: bool,
@@ -216,7 +208,7 @@ def verify(
     What stands in the cache and is no part of it is noted: it is never read. With --deep, an entry
     that cannot be built again here is no difference: it is named and counted as not compared.
     """
-    store = open_cache(location, config)
+    store = place.open()
     chosen = store.version(version)
     found: list[Finding | Difference] = [*store.verify(chosen.id)]
     not_compared: list[Difference] = []
@@ -292,13 +284,12 @@ def plan(data: str, max_buckets: int, multiple: int, as_json: bool) -> None:
     click.echo(f"context = {list(chosen.contexts)}")
 
 
-def _opened(place: str, refusal: "StoreWriteError") -> "Store":
+def _opened(place: Place, refusal: "StoreWriteError") -> "Store":
     """Open for reading what cannot be written; where no cache is, the refusal says so."""
-    import cache
     from cache.errors import StoreNotFoundError, StoreWriteError
 
     try:
-        return cache.open_store(place)
+        return place.open()
     except StoreNotFoundError as error:
         message = f"{refusal}; no cache is there yet"
         raise StoreWriteError(refusal.file, message, refusal.errno) from error

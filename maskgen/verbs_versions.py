@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from maskgen.listing import echo_json, human_bytes, text_table
-from maskgen.options import cache_location, json_option, open_cache, store_options, version_option
+from maskgen.options import Place, json_option, shipped_option, store_options, version_option
 
 if TYPE_CHECKING:
     from cache import Shipment
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 @click.command()
 @store_options
 @json_option
-def versions(location: str | None, config: str | None, as_json: bool) -> None:
+def versions(place: Place, as_json: bool) -> None:
     """List the versions of a cache."""
-    store = open_cache(location, config)
+    store = place.open()
     infos = store.versions()
     if as_json:
         echo_json([asdict(info) for info in infos])
@@ -37,9 +37,9 @@ def versions(location: str | None, config: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("version")
 @store_options
-def use(version: str, location: str | None, config: str | None) -> None:
+def use(version: str, place: Place) -> None:
     """Make VERSION, an id or its first digits, the current one."""
-    store = open_cache(location, config, writable=True)
+    store = place.open(writable=True)
     chosen = store.version(version).id
     store.use(chosen)
     click.echo(f"version {chosen[:16]} is current in {store.location}")
@@ -50,9 +50,9 @@ def use(version: str, location: str | None, config: str | None) -> None:
 @click.argument("b")
 @store_options
 @json_option
-def diff(a: str, b: str, location: str | None, config: str | None, as_json: bool) -> None:
+def diff(a: str, b: str, place: Place, as_json: bool) -> None:
     """List the entries that were added, removed or changed from version A to version B."""
-    changes = asdict(open_cache(location, config).diff(a, b))
+    changes = asdict(place.open().diff(a, b))
     if as_json:
         echo_json(changes)
         return
@@ -72,9 +72,12 @@ def diff(a: str, b: str, location: str | None, config: str | None, as_json: bool
     help="Newest versions to keep; the current one and those under an hour old always stay.",
 )
 @json_option
-def gc(location: str | None, config: str | None, keep: int, as_json: bool) -> None:
-    """Remove old versions with their certificates and artifacts, and what was left behind."""
-    report = open_cache(location, config, writable=True).gc(keep=keep)
+def gc(place: Place, keep: int, as_json: bool) -> None:
+    """Remove old versions with their certificates and artifacts, and what was left behind.
+
+    Run files that share a cache have a version each: --keep as many as are in use, or build again.
+    """
+    report = place.open(writable=True).gc(keep=keep)
     if as_json:
         echo_json(asdict(report))
         return
@@ -88,35 +91,37 @@ def gc(location: str | None, config: str | None, keep: int, as_json: bool) -> No
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 @store_options
-@version_option
-def pack(file: str, location: str | None, config: str | None, version: str | None) -> None:
+@shipped_option
+def pack(file: str, place: Place, version: str | None) -> None:
     """Write a version to FILE, a zip that --cache reads in place."""
     import cache
 
-    _echo_shipment("packed", cache.pack(open_cache(location, config), file, version), file)
+    store = place.open()
+    _echo_shipment("packed", cache.pack(store, file, place.version(store, version)), file)
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 @store_options
-def unpack(file: str, location: str | None, config: str | None) -> None:
+def unpack(file: str, place: Place) -> None:
     """Put the version in FILE, a packed zip, into the cache and make it current."""
     import cache
 
-    target = cache_location(location, config)
+    target = place.cache
     _echo_shipment("unpacked", cache.unpack(file, target), target)
 
 
 @click.command()
 @click.argument("url")
 @store_options
-@version_option
-def push(url: str, location: str | None, config: str | None, version: str | None) -> None:
+@shipped_option
+def push(url: str, place: Place, version: str | None) -> None:
     """Copy a version to URL, only what is missing there, and make it current there."""
     import cache
     from cache.address import without_secrets
 
-    shipment = cache.push(open_cache(location, config), url, version)
+    store = place.open()
+    shipment = cache.push(store, url, place.version(store, version))
     _echo_shipment("pushed", shipment, without_secrets(url))
 
 
@@ -124,11 +129,11 @@ def push(url: str, location: str | None, config: str | None, version: str | None
 @click.argument("url")
 @store_options
 @version_option
-def pull(url: str, location: str | None, config: str | None, version: str | None) -> None:
+def pull(url: str, place: Place, version: str | None) -> None:
     """Copy a version from URL, only what is missing, verify it and make it current here."""
     import cache
 
-    target = cache_location(location, config)
+    target = place.cache
     _echo_shipment("pulled", cache.pull(url, target, version), target)
 
 

@@ -2,14 +2,12 @@
 
 A run file has the sections below and ``[masks]``, which belongs to ``maskgen.spec``. Every key has
 a default; an unknown section or key is refused with the nearest valid name.
-``--set section.key=value`` on a command overrides one key, the value in TOML syntax (a bare word is
-taken as a string).
+``--set section.key=value`` on a command overrides one key (``maskgen.runfile``).
 """
 
 import dataclasses
 import difflib
 import math
-import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maskgen.errors import MaskSpecError
+from maskgen.runfile import read_document
 from runtime.errors import ConfigError
 
 
@@ -227,13 +227,9 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             its rule.
     """
     try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError("--config", str(path), f"cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ConfigError("--config", str(path), f"must be TOML ({error})") from error
-    for override in overrides:
-        _apply_override(raw, override)
+        raw = read_document(path, overrides)
+    except MaskSpecError as error:
+        raise ConfigError(error.field, error.value, error.rule) from error
     return parse_config(raw)
 
 
@@ -246,7 +242,7 @@ def parse_config(raw: Mapping[str, Any]) -> Config:
     sections = {item.name: item for item in dataclasses.fields(Config)}
     values: dict[str, Any] = {}
     for name, table in raw.items():
-        _check_known(name, sections, "section")
+        _check_known("section", name, name, sections, "section")
         if not isinstance(table, Mapping):
             raise ConfigError(name, table, f"must be a table, [{name}]")
         if name == "masks":
@@ -261,7 +257,7 @@ def _parse_section(name: str, table: Mapping[str, Any], section_type: type) -> A
     hints = typing.get_type_hints(section_type)
     values: dict[str, Any] = {}
     for key, value in table.items():
-        _check_known(key, hints, f"key in [{name}]", f"{name}.{key}")
+        _check_known(f"{name}.{key}", value, key, hints, f"key in [{name}]")
         values[key] = _parse_value(f"{name}.{key}", value, hints[key])
     return section_type(**values)
 
@@ -291,24 +287,9 @@ def _parse_value(where: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
-    where, separator, text = override.partition("=")
-    section, dot, key = where.strip().partition(".")
-    if not separator or not dot or not key:
-        raise ConfigError("--set", override, "must read section.key=value")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    table = raw.setdefault(section, {})
-    if not isinstance(table, dict):
-        raise ConfigError(section, table, f"must be a table, [{section}]")
-    table[key] = value
-
-
-def _check_known(name: str, known: Mapping[str, Any], what: str, where: str = "") -> None:
+def _check_known(where: str, value: object, name: str, known: Mapping[str, Any], what: str) -> None:
     if name in known:
         return
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
-    raise ConfigError(where or name, name, f"unknown {what}; {hint}")
+    raise ConfigError(where, value, f"unknown {what}; {hint}")

@@ -27,7 +27,7 @@ SPLITS = ("train", "heldout")
 META = "meta.json"
 FILES = {META, *(f"{split}{kind}.safetensors" for split in SPLITS for kind in ("", ".features"))}
 """Everything that a folder may hold."""
-PREPARE = "run: python -m runtime.prepare"
+PREPARE = "run: python -m runtime.prepare --config FILE"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 TARGET_FILE = "target.json"
 WRITTEN = "name a folder that runtime.train or runtime.export wrote"
-TRAIN = "run: python -m runtime.train"
+TRAIN = "run: python -m runtime.train --config FILE"
 CHANGING: Mapping[str, str] = {
     "mask_embedding.pt": "a row of its own for the mask token",
     "adapter_config.json": "an adapter over other weights",
@@ -52,9 +52,7 @@ def read_network(folder: Path) -> "DrafterConfig":
     path = folder / CONFIG_FILE
     published = _read_object(path, "a drafter's config")
     if published is None:
-        raise CheckpointError(
-            f"there is no drafter in {folder} (no {path.name}); {WRITTEN}, or {TRAIN}"
-        )
+        raise CheckpointError(f"there is no drafter in {folder} (no {path.name}); {WRITTEN}")
     try:
         network = DrafterConfig.from_published(published)
     except (CheckpointError, ConfigError) as error:

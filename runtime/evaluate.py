@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from runtime.options import config_options, reporting
+from runtime.options import config_options, devices_option, reporting, with_options
 from runtime.progress import Progress, say
 from runtime.scores import DrafterScore, EvaluationResult, Mismatch
 
@@ -31,6 +31,7 @@ WARM_UP_TOKENS = 4
 
 @click.command()
 @config_options
+@devices_option
 @click.option(
     "--drafter",
     "drafter_folder",
@@ -39,16 +40,21 @@ WARM_UP_TOKENS = 4
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
-    config_path: str, settings: tuple[str, ...], drafter_folder: str | None, as_json: bool
+    config_path: str,
+    settings: tuple[str, ...],
+    devices: str | None,
+    drafter_folder: str | None,
+    as_json: bool,
 ) -> None:
     """Measure acceptance length on held-out prompts, untrained against trained.
 
     Exits with 3 when a speculative text differs from the target's own by more than rounding.
     """
-    with reporting(config_path):
+    overrides = with_options(settings, {"run.devices": devices})
+    with reporting(config_path, overrides):
         from runtime.config import read_config
 
-        config = read_config(config_path, settings)
+        config = read_config(config_path, overrides)
         result = evaluate(config, drafter_folder)
     if as_json:
         click.echo(json.dumps(result.as_dict()))
@@ -70,7 +76,8 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     from runtime.capabilities import DECODING, Request, check_request
     from runtime.dataset import Dataset
     from runtime.devices import enter_thread, place
-    from runtime.drafter_folder import same_target
+    from runtime.drafter_folder import TRAIN, same_target
+    from runtime.errors import CheckpointError
     from runtime.export import load_published, servable
     from runtime.initialise import initial_drafter
     from runtime.session import run_specs
@@ -85,6 +92,8 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     device, dtype = placement.devices[0], placement.compute_dtype
     enter_thread(device, placement.threads)
     heldout, train = (Dataset.open(config.data.folder, split) for split in ("heldout", "train"))
+    if not drafter_folder and not folder.exists():
+        raise CheckpointError(f"there is no drafter in {run_folder}; {TRAIN}")
     drafter = load_published(folder, device=device, dtype=dtype)
     say(f"loading target {config.target.model}")
     target = Target.load(config.target.model, device=device, dtype=dtype)

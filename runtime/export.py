@@ -52,7 +52,7 @@ def main(
     config_path: str, settings: tuple[str, ...], step: int | None, out: str | None, as_json: bool
 ) -> None:
     """Write a checkpoint as a drafter folder that SGLang and vLLM serve."""
-    with reporting(config_path):
+    with reporting(config_path, settings):
         from runtime.capabilities import EXPORT, Request, check_request
         from runtime.config import read_config
         from runtime.session import run_specs

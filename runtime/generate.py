@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runtime.drafter_folder import TARGET_FILE
-from runtime.options import reporting
+from runtime.options import devices_option, reporting
 from runtime.progress import say
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ DEFAULT_TARGET = "smollm2-135m"
 @click.option(
     "--max-new-tokens", default=256, show_default=True, type=click.IntRange(min=1), metavar="N"
 )
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda:0 or auto.")
+@devices_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
     folder: str,
     prompt: str,
     target_name: str | None,
     max_new_tokens: int,
-    device: str,
+    devices: str | None,
     as_json: bool,
 ) -> None:
     """Answer a prompt by draft and verify: the target's own greedy text, in fewer calls."""
@@ -50,7 +50,7 @@ def main(
 
         if not prompt.strip():
             raise ConfigError("--prompt", prompt, "must not be empty")
-        placement = place(device)
+        placement = place(devices or "auto")
         where, dtype = placement.devices[0], placement.compute_dtype
         enter_thread(where, placement.threads)
         drafter = load_published(folder, device=where, dtype=dtype)

@@ -4,9 +4,7 @@ Layouts stay resident, all of them; a step copies the rows that its samples chos
 are computed from the step's anchors. Both run inside the captured step.
 """
 
-import shlex
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,11 +12,10 @@ from torch.nn.attention.flex_attention import BlockMask
 
 import maskgen
 from cache import Store
-from cache.archive import ZipSource
-from cache.errors import EntryNotFoundError
-from cache.source import FolderSource
+from cache.advice import how_to_build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.errors import MaskSpecError
+from maskgen.holdings import entries_by_spec, find_version
 from maskgen.mask_mod import spans_mask_mod
 from maskgen.spec import MaskSpec
 from maskgen.tables import TABLE_FIELDS, BlockTables
@@ -31,36 +28,54 @@ def entries_name(masks: str, anchors: str) -> str:
     return f"{masks}-data" if anchors == "data" else masks
 
 
-def load_bucket(store: Store, spec: MaskSpec, config: str) -> MaskEntry:
-    """Load the entry of one bucket, as the run file asks for it.
+def load_buckets(store: Store, specs: Mapping[int, MaskSpec], config: str) -> dict[int, MaskEntry]:
+    """Load the entries of a run's buckets, all from one version of the cache.
+
+    The current version is looked at first, then the others, the newest first: another run file that
+    shares the cache may have built since.
 
     Args:
         store: The cache.
-        spec: What the run file asks for.
+        specs: Context -> what the run file asks for.
         config: Path of the run file, named in errors.
 
     Raises:
-        BucketMissingError: The cache has no such entry, or one of other parameters; says what
-            builds it.
+        BucketMissingError: No version has these entries; says what builds them.
     """
+    found = find_version(store, [spec.digest for spec in specs.values()])
+    if found is None:
+        raise BucketMissingError(_what_is_missing(store, specs, config))
+    version, infos = found
     try:
-        entry = load_entry(store, spec.name)
+        return {
+            context: load_entry(store, infos[spec.digest].name, version.id)
+            for context, spec in specs.items()
+        }
     except MaskSpecError as error:
         raise BucketMissingError(
-            f"mask {spec.name!r} in {store.location} cannot be read ({error}); "
-            f"{_how_to_build(store, config)}"
+            f"version {version.id[:12]} of {store.location} cannot be read ({error}); "
+            f"{how_to_build(store.location)}"
         ) from error
-    except EntryNotFoundError as error:
-        raise BucketMissingError(
-            f"the run needs mask {spec.name!r}, and {store.location} does not hold it; "
-            f"{_how_to_build(store, config)}"
-        ) from error
-    if entry.spec.digest != spec.digest:
-        raise BucketMissingError(
-            f"mask {spec.name!r} in {store.location} is another one than {config} asks for: "
-            f"{_what_differs(spec, entry.spec)}; {_how_to_build(store, config)}"
+
+
+def _what_is_missing(store: Store, specs: Mapping[int, MaskSpec], config: str) -> str:
+    """The first mask that the current version lacks, and how it differs from one of its name."""
+    current = store.version()
+    held = entries_by_spec(current)
+    spec = next(spec for spec in specs.values() if spec.digest not in held)
+    info = current.entries.get(spec.name)
+    build = how_to_build(store.location)
+    if info is None:
+        return (
+            f"the run needs mask {spec.name!r}, and no version in {store.location} holds it with "
+            f"the run's others; {build}"
         )
-    return entry
+    what = f"mask {spec.name!r} in version {current.id[:12]} of {store.location}"
+    try:
+        differs = _what_differs(spec, MaskSpec.from_json(spec.name, info.spec))
+    except MaskSpecError as error:
+        return f"{what} cannot be read ({error}); {build}"
+    return f"{what} is another one than {config} asks for: {differs}; {build}"
 
 
 def _what_differs(asked: MaskSpec, found: MaskSpec) -> str:
@@ -70,19 +85,6 @@ def _what_differs(asked: MaskSpec, found: MaskSpec) -> str:
         f"{key}: asked {ours.get(key)}, found {theirs.get(key)}"
         for key in {**ours, **theirs}
         if key != "params" and ours.get(key) != theirs.get(key)
-    )
-
-
-def _how_to_build(store: Store, config: str) -> str:
-    if isinstance(store.source, FolderSource):
-        return f"run: make masks CONFIG={config}"
-    location, folder, ship = shlex.quote(store.location), "masks.zarr", "push"
-    if isinstance(store.source, ZipSource):
-        folder, ship = shlex.quote(str(Path(store.location).with_suffix(".zarr"))), "pack"
-    return (
-        f"nothing is built into a zip or a URL: set masks.cache to a folder that ends in .zarr and "
-        f"run: make masks CONFIG={config}; or run: python -m maskgen build {config} --cache "
-        f"{folder} && python -m maskgen {ship} {location} --cache {folder}"
     )
 
 

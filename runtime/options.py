@@ -2,30 +2,29 @@
 
 import contextlib
 import os
-import re
-import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
+from maskgen.options import set_option
+from maskgen.runfile import setting, with_run_file
 from runtime.errors import TrainingError
 from runtime.leaving import exiting_on_signals
 
 DEFAULT_CONFIG = "configs/demo.toml"
-ADVICE = re.compile(r"run: python -m runtime\.\w+")
-"""A command that an error tells to run; what raises it does not know the run file."""
+devices_option = click.option(
+    "--devices",
+    "--device",
+    "devices",
+    metavar="NAMES",
+    help="Such as cpu, or cuda:0,cuda:1; overrides run.devices.",
+)
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--config`` and ``--set``, passed on as ``config_path`` and ``settings``."""
-    command = click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="SECTION.KEY=VALUE",
-        help="Override one key of the run file; may be given several times.",
-    )(command)
+    command = set_option(command)
     return click.option(
         "--config",
         "config_path",
@@ -33,6 +32,19 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="Run file (TOML).",
     )(command)
+
+
+def with_options(settings: Sequence[str], options: Mapping[str, str | None]) -> list[str]:
+    """The settings of a command, and those of its options that are given.
+
+    Args:
+        settings: ``--set``.
+        options: Key of the run file -> value of the option that overrides it.
+    """
+    return [
+        *settings,
+        *(setting(key, value) for key, value in options.items() if value is not None),
+    ]
 
 
 class Failure(click.ClickException):
@@ -44,13 +56,14 @@ class Failure(click.ClickException):
 
 
 @contextlib.contextmanager
-def reporting(config_path: str | None = None) -> Iterator[None]:
+def reporting(config_path: str | None = None, settings: Sequence[str] = ()) -> Iterator[None]:
     """Show the errors of all three packages as one line, and exit with their code.
 
     Ctrl-C and SIGTERM end the command as ``exiting_on_signals`` says.
 
     Args:
         config_path: The command's run file, if any; advice to run another command names it.
+        settings: Its settings, which such advice repeats.
     """
     # Threads that spin at the end of a parallel loop starve each other as soon as anything else
     # runs: a step took 7 s instead of 0.9 s beside one busy process on two cores. OpenMP reads
@@ -63,8 +76,5 @@ def reporting(config_path: str | None = None) -> Iterator[None]:
         try:
             yield
         except (CacheError, MaskgenError, TrainingError) as error:
-            message = str(error)
-            if config_path is not None:
-                run_file = f" --config {shlex.quote(config_path)}"
-                message = ADVICE.sub(lambda advice: advice[0] + run_file, message)
+            message = with_run_file(str(error), config_path, settings)
             raise Failure(message, error.exit_code) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runtime.options import config_options, reporting
+from runtime.options import config_options, devices_option, reporting, with_options
 from runtime.progress import say
 
 if TYPE_CHECKING:
@@ -23,23 +23,21 @@ RULES = 2
 @click.command()
 @config_options
 @click.option("--target", help="A folder, a .gguf file or a hub name; overrides target.model.")
-@click.option("--device", help="Such as cpu or cuda:0; overrides run.devices.")
+@devices_option
 @click.option("--json", "as_json", is_flag=True, help="Print the closing table as JSON.")
 def main(
     config_path: str,
     settings: tuple[str, ...],
     target: str | None,
-    device: str | None,
+    devices: str | None,
     as_json: bool,
 ) -> None:
     """Prepare data: read prompts, let the target answer them, write tokenised samples.
 
     Does nothing when the folder holds just what these prompts, target and settings give, whole.
     """
-    overrides = [*settings]
-    overrides += [f"target.model={json.dumps(target)}"] if target else []
-    overrides += [f"run.devices={json.dumps(device)}"] if device else []
-    with reporting(config_path):
+    overrides = with_options(settings, {"target.model": target, "run.devices": devices})
+    with reporting(config_path, overrides):
         from runtime.config import read_config
 
         rows = prepare(read_config(config_path, overrides))

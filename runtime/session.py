@@ -17,7 +17,7 @@ from runtime.config import Config
 from runtime.dataset import PREPARE, Dataset
 from runtime.devices import Placement
 from runtime.errors import ConfigError, DatasetError
-from runtime.masks import entries_name, load_bucket
+from runtime.masks import entries_name, load_buckets
 
 SHAPING = ("run", "target", "drafter", "train")
 """Sections whose keys shape a run; data and masks are known by their digests."""
@@ -79,9 +79,9 @@ def open_session(
     lengths = np.asarray(dataset.lengths, dtype=np.int64)
     plan = StepPlan(lengths, bucket_of(lengths, contexts), train.global_batch, config.run.seed)
     store = cache.open_store(config.cache)
-    entries = {
-        context: load_bucket(store, specs[context], config_path) for context in plan.contexts
-    }
+    entries = load_buckets(
+        store, {context: specs[context] for context in plan.contexts}, config_path
+    )
     first = next(iter(entries.values()))
     shapes = shaping(config, entries, dataset)
     return Session(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runtime.options import config_options, reporting
+from runtime.options import config_options, devices_option, reporting, with_options
 from runtime.progress import say
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @config_options
-@click.option("--devices", help="Such as cpu,cpu or cuda:0,cuda:1; overrides run.devices.")
+@devices_option
 @click.option(
     "--target-devices",
     help="Such as cuda:1: targets on devices of their own; overrides run.target_devices.",
@@ -54,11 +54,13 @@ def main(
     A run that was stopped goes on from its newest checkpoint. Under torchrun the processes train
     together, and the first writes the files.
     """
-    overrides = [*settings]
-    overrides += [f"run.devices={devices}"] if devices is not None else []
-    overrides += [f"run.target_devices={target_devices}"] if target_devices is not None else []
-    overrides += [f"train.anchors={anchors}"] if anchors else []
-    with reporting(config_path):
+    options = {
+        "run.devices": devices,
+        "run.target_devices": target_devices,
+        "train.anchors": anchors,
+    }
+    overrides = with_options(settings, options)
+    with reporting(config_path, overrides):
         from runtime.config import read_config
 
         config = read_config(config_path, overrides)

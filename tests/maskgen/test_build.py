@@ -295,7 +295,7 @@ def test_an_unreadable_current_version_is_nothing_to_reuse(tmp_path, change, sai
     store, said = fresh(tmp_path), []
     report = build(specs_of(CAUSAL), store, notice=said.append)
     assert said_of_it in said[0]
-    assert said[0].endswith("nothing is copied from the current version, all is built")
+    assert said[0].endswith("; nothing is copied from it")
     assert report.version == version
     assert not any(row.reused for row in report.rows)
     assert store.verify() == []

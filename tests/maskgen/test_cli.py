@@ -178,7 +178,7 @@ def test_a_cache_that_is_not_there_exits_1(tmp_path):
     result = run("list", "--cache", tmp_path / "none.zarr")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: there is no cache at")
-    assert "`python -m maskgen build FILE`" in result.stderr
+    assert f"python -m maskgen build --config FILE --cache {tmp_path}/none.zarr" in result.stderr
 
 
 def test_an_error_of_ours_is_not_caught_when_it_is_a_fault(config, monkeypatch):

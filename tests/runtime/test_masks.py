@@ -1,16 +1,13 @@
 """A bucket's masks in the step; what a run says of a cache without them, and whether that works."""
 
 import itertools
-import shlex
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch.nn.attention.flex_attention import create_mask
 
 import cache
 from maskgen.build import build
-from maskgen.cli import main as maskgen
 from maskgen.entry import load_entry
 from maskgen.errors import MaskSpecError
 from maskgen.families import families
@@ -105,24 +102,26 @@ def test_only_what_differs_of_a_mask_is_named(built, tmp_path):
     differs = said.split("another one than my.toml asks for: ")[1]
     assert differs == (
         "KV_LEN: asked 32, found 40; Q_LEN: asked 16, found 24; draws: asked 2, found 3; "
-        "run: make masks CONFIG=my.toml"
+        f"run: python -m maskgen build --config FILE --cache {built.location}"
     )
 
 
-@pytest.mark.parametrize(
-    "place", ["{folder}/masks.zip", "{folder}/a b.zip", "memory://said/m.zarr"]
-)
-@pytest.mark.parametrize("name", ["dflash", "other"])
-def test_the_advice_for_a_zip_or_a_url_works(built, tmp_path, place, name):
-    location = place.format(folder=tmp_path)
-    asked = asking(tmp_path, location, draws=2, name=name)
-    asked = make_config(tmp_path, masks=asked.masks, train={"masks": name})
-    (cache.pack if location.endswith(".zip") else cache.push)(built, location)
-    said = refusal(asked)
-    assert "set masks.cache to a folder that ends in .zarr" in said
-    for line in said.split("or run: ")[1].split(" && "):
-        python, option, package, *words = shlex.split(line)
-        assert (python, option, package) == ("python", "-m", "maskgen")
-        done = CliRunner().invoke(maskgen, words)
-        assert done.exit_code == 0, done.output
-    assert open_session(asked, "my.toml").entries[16].spec.params["draws"] == 2
+def test_run_files_that_share_a_cache_do_not_evict_each_other(built, tmp_path):
+    mine = open_session(asking(tmp_path, built.location), "my.toml")
+    other = asking(tmp_path, built.location, draws=2, name="dflash")
+    build_masks(other)
+    assert open_session(other, "other.toml").entries[16].spec.params["draws"] == 2
+    again = open_session(asking(tmp_path, built.location), "my.toml")
+    assert again.mask_version == mine.mask_version != cache.open_store(built.location).current
+    assert {entry.version for entry in again.entries.values()} == {again.mask_version}
+    assert again.fingerprint == mine.fingerprint
+
+
+def test_a_version_that_gc_removed_is_built_again(built, tmp_path):
+    config = asking(tmp_path, built.location)
+    build_masks(asking(tmp_path, built.location, draws=2))
+    cache.open_store(built.location, writable=True).gc(keep=1, min_age_s=-1)
+    said = refusal(config)
+    assert "draws: asked 3, found 2; run: python -m maskgen build" in said
+    build_masks(config)
+    assert open_session(config, "my.toml").entries[16].spec.params["draws"] == 3

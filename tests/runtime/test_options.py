@@ -5,6 +5,7 @@ from importlib import import_module
 import pytest
 from click.testing import CliRunner
 
+from runtime.dataset import PREPARE
 from runtime.errors import DatasetError
 from runtime.options import Failure, reporting
 
@@ -12,14 +13,19 @@ from runtime.options import Failure, reporting
 @pytest.mark.parametrize(
     ("run_file", "shown"),
     [
-        (None, "no data; run: python -m runtime.prepare"),
-        ("my.toml", "no data; run: python -m runtime.prepare --config my.toml"),
-        ("my run.toml", "no data; run: python -m runtime.prepare --config 'my run.toml'"),
+        ((), "no data; run: python -m runtime.prepare --config FILE"),
+        (("my.toml",), "no data; run: python -m runtime.prepare --config my.toml"),
+        (("my run.toml",), "no data; run: python -m runtime.prepare --config 'my run.toml'"),
+        (
+            ("my.toml", ["run.devices=cpu,cpu", "data.prompts=['a b']"]),
+            "no data; run: python -m runtime.prepare --config my.toml --set run.devices=cpu,cpu "
+            """--set 'data.prompts=['"'"'a b'"'"']'""",
+        ),
     ],
 )
-def test_advice_names_the_run_file(run_file, shown):
-    with pytest.raises(Failure) as caught, reporting(run_file):
-        raise DatasetError("no data; run: python -m runtime.prepare")
+def test_advice_names_the_run_file_and_the_settings(run_file, shown):
+    with pytest.raises(Failure) as caught, reporting(*run_file):
+        raise DatasetError(f"no data; {PREPARE}")
     assert caught.value.message == shown
     assert caught.value.exit_code == 1
 

@@ -192,7 +192,7 @@ def test_a_compile_within_the_steps_ends_the_run_as_frozen(tmp_path, monkeypatch
 def test_a_missing_bucket_says_what_builds_it(tmp_path):
     prepared(tmp_path, "small", contexts=(16, 32))
     wider = make_config(tmp_path / "small", contexts=(16, 48))
-    with pytest.raises(BucketMissingError, match=r"dflash/ctx48.*make masks CONFIG=run\.toml"):
+    with pytest.raises(BucketMissingError, match=r"dflash/ctx48.*run: python -m maskgen build"):
         open_session(wider, "run.toml")
 
 
@@ -200,7 +200,7 @@ def test_masks_of_other_parameters_are_refused(tmp_path):
     prepared(tmp_path, "old", anchors=6)
     other = make_config(tmp_path / "old", anchors=4)
     with pytest.raises(
-        BucketMissingError, match=r"another one than run\.toml asks for.*make masks"
+        BucketMissingError, match=r"another one than run\.toml asks for.*run: python -m maskgen"
     ):
         open_session(other, "run.toml")
 
@@ -208,11 +208,11 @@ def test_masks_of_other_parameters_are_refused(tmp_path):
 def test_masks_of_another_maskgen_are_refused(tmp_path, monkeypatch):
     config = prepared(tmp_path, "other")
 
-    def unreadable(store, name):
+    def unreadable(store, name, version):
         raise MaskSpecError("answer_ends", None, "must be an integer")
 
     monkeypatch.setattr("runtime.masks.load_entry", unreadable)
-    with pytest.raises(BucketMissingError, match=r"cannot be read.*make masks CONFIG=run\.toml"):
+    with pytest.raises(BucketMissingError, match=r"cannot be read.*run: python -m maskgen build"):
         open_session(config, "run.toml")
 
 
