@@ -21,7 +21,7 @@ from runtime.scores import DrafterScore, EvaluationResult, Mismatch
 if TYPE_CHECKING:
     from runtime.config import Config
     from runtime.dataset import Dataset
-    from runtime.drafter import Drafter
+    from runtime.drafter import Drafter, DrafterConfig
     from runtime.speculate import Decoded
     from runtime.target import Target
 
@@ -71,15 +71,12 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
         config: The run file.
         drafter_folder: A published drafter; the run's own if left out.
     """
-    import torch
-
     from runtime.capabilities import DECODING, Request, check_request
     from runtime.dataset import Dataset
     from runtime.devices import enter_thread, place
     from runtime.drafter_folder import TRAIN, same_target
     from runtime.errors import CheckpointError
-    from runtime.export import load_published, servable
-    from runtime.initialise import initial_drafter
+    from runtime.export import load_published
     from runtime.session import run_specs
     from runtime.target import Target
 
@@ -97,17 +94,10 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     drafter = load_published(folder, device=device, dtype=dtype)
     say(f"loading target {config.target.model}")
     target = Target.load(config.target.model, device=device, dtype=dtype)
-    heldout.check_target(target.digest, drafter.config.target_layer_ids)
+    heldout.check_target(target.digest, heldout.layer_ids)
     made_for = same_target(folder, target, say)
-    untrained = initial_drafter(target, train, config, drafter.config)
-    scale = torch.tensor(heldout.feature_scale, device=device)
-    result = evaluate_drafter(
-        target,
-        drafter,
-        heldout,
-        config,
-        untrained=servable(untrained, scale).to(dtype),
-    )
+    untrained = _untrained(target, drafter.config, heldout, train, config)
+    result = evaluate_drafter(target, drafter, heldout, config, untrained=untrained.to(dtype))
     result = replace(result, same_target=made_for)
     run_folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result.as_dict(), indent=1) + "\n"
@@ -115,6 +105,26 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     if not drafter_folder:
         _draw(run_folder, result)
     return result
+
+
+def _untrained(
+    target: "Target",
+    network: "DrafterConfig",
+    heldout: "Dataset",
+    train: "Dataset",
+    config: "Config",
+) -> "Drafter":
+    """Where a run's drafter starts from; of a drafter that reads other layers, a random start."""
+    import torch
+
+    from runtime.export import servable
+    from runtime.initialise import initial_drafter, random_start
+
+    if network.target_layer_ids == heldout.layer_ids:
+        scale = torch.tensor(heldout.feature_scale, device=target.device)
+        return servable(initial_drafter(target, train, config, network), scale)
+    generator = torch.Generator().manual_seed(config.run.seed)
+    return servable(random_start(network, generator, device=target.device))
 
 
 def _draw(run_folder: Path, result: EvaluationResult) -> None:

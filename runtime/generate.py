@@ -43,7 +43,7 @@ def main(
     with reporting():
         from runtime.devices import enter_thread, place
         from runtime.drafter_folder import read_target_record, same_target
-        from runtime.errors import ConfigError
+        from runtime.errors import ConfigError, TargetNotFoundError
         from runtime.export import load_published
         from runtime.speculate import DraftSession
         from runtime.target import Target
@@ -57,7 +57,12 @@ def main(
         record = read_target_record(folder)
         name = target_name or (record["name"] if record else DEFAULT_TARGET)
         say(f"loading target {name}")
-        target = Target.load(name, device=where, dtype=dtype)
+        try:
+            target = Target.load(name, device=where, dtype=dtype)
+        except TargetNotFoundError as error:
+            if target_name is None:
+                raise TargetNotFoundError(f"{error}; name the drafter's with --target") from error
+            raise
         session = DraftSession(target, drafter)
         made_for = same_target(folder, target, say)
         counts, pieces = [], []

@@ -238,6 +238,19 @@ def test_a_drafter_of_another_target_is_reported(run_file, parts, tmp_path, reco
     assert warned is (same is False)
 
 
+def test_a_drafter_of_other_layers_is_measured(run_file, workplace, tmp_path):
+    """Evaluation needs the data's prompts, not their features."""
+    _, target = workplace
+    network = drafter_config(target, num_layers=1, draft_block_size=3, target_layer_ids=(0, 4))
+    drafter = random_start(network, torch.Generator().manual_seed(2))
+    save_published(tmp_path / "theirs", network, drafter.state_dict())
+    arguments = ["--config", str(run_file), "--drafter", f"{tmp_path}/theirs", "--json"]
+    result = CliRunner().invoke(evaluate.main, arguments)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["exact"], found["draft_block_size"], found["prompts"]) == (True, 3, 3)
+
+
 def test_command_prints_a_table(run_file):
     folder = str(run_file.parent / "run" / "drafter")
     arguments = ["--config", str(run_file), "--drafter", folder, "--set", "evaluate.prompts=1"]

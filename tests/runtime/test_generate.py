@@ -68,6 +68,17 @@ def test_the_target_is_that_of_the_drafter(workplace):
     assert own_text(target) in result.stdout
 
 
+def test_a_target_that_is_not_where_it_was(workplace, tmp_path):
+    _, target, drafter = workplace
+    record = {"name": str(tmp_path / "gone"), "digest": target.digest}
+    save_published(tmp_path / "drafter", drafter.config, drafter.state_dict(), target=record)
+    arguments = ["--drafter", f"{tmp_path}/drafter", "--prompt", "w5"]
+    result = CliRunner().invoke(generate.main, arguments)
+    assert result.exit_code == 1
+    assert f"target '{tmp_path}/gone'" in result.stderr
+    assert result.stderr.endswith("; name the drafter's with --target\n")
+
+
 def test_a_drafter_of_another_target_is_reported(workplace, tmp_path):
     root, _, _ = workplace
     other = save_target(tmp_path / "other", seed=9)
