@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         LayoutInvariantError,
         MaskgenError,
         MaskSpecError,
+        StaleMaskError,
         UnsupportedMaskError,
     )
     from maskgen.families import (
@@ -56,6 +57,7 @@ __all__ = [
     "MaskSpecError",
     "MaskgenError",
     "RowIntervals",
+    "StaleMaskError",
     "UnsupportedMaskError",
     "block_diffusion",
     "block_mask_over",

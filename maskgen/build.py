@@ -24,7 +24,7 @@ from maskgen.errors import (
 )
 from maskgen.families import families
 from maskgen.families.layouts import dflash_layouts
-from maskgen.functions import load_function
+from maskgen.functions import imported_source, load_function
 from maskgen.holdings import Copies
 from maskgen.intervals import MAX_INTERVALS, RowIntervals
 from maskgen.mask_mod import from_mask_mod
@@ -114,6 +114,8 @@ def build_entry(spec: MaskSpec) -> EntryData:
     tables = compile_mask(spans, spec.BLOCK_SIZE)
     arrays = {"starts": spans.starts, "ends": spans.ends, **params}
     attrs = {"B": spans.B, "H": spans.H, "K": spans.K, **_block_counts(tables), **_cells(spans)}
+    if spec.is_function and (source := imported_source(spec.family)):
+        attrs["source"] = source
     if spec.kind == "layouts":
         attrs["N"] = params["anchors"].shape[1]
     return EntryData(

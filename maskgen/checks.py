@@ -1,7 +1,7 @@
 """Values from outside (TOML, a cache's JSON) -> checked values, or an error naming the field."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -54,15 +54,16 @@ def checked_block_size(where: str, value: Any) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def check_known(where: str, key: str, known: Iterable[str]) -> None:
+def check_known(where: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse a key that is not in ``known``, with the nearest valid name.
 
     Raises:
-        MaskSpecError: The key is unknown.
+        MaskSpecError: A key of the table is unknown.
     """
     names = list(known)
-    if key not in names:
-        raise MaskSpecError(f"{where}: {key}", key, nearest(key, names))
+    for key, value in table.items():
+        if key not in names:
+            raise MaskSpecError(f"{where}: {key}", value, nearest(key, names))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cache import Entry, Store
+from cache.advice import how_to_build
 from maskgen.buckets import Bucket
 from maskgen.checks import checked_int
-from maskgen.errors import MaskSpecError, UnsupportedMaskError
+from maskgen.errors import MaskSpecError, StaleMaskError, UnsupportedMaskError
 from maskgen.families import families
 from maskgen.families.family import MaskMod
+from maskgen.functions import installed_source
 from maskgen.intervals import MAX_INTERVALS, RowIntervals
 from maskgen.spec import MaskSpec
 from maskgen.tables import BlockTables
@@ -103,7 +105,7 @@ class MaskEntry:
 
 
 def load_entry(store: Store, name: str, version: str | None = None) -> MaskEntry:
-    """Read and verify one entry.
+    """Read and verify one entry, to use it.
 
     Args:
         store: An open cache.
@@ -115,8 +117,19 @@ def load_entry(store: Store, name: str, version: str | None = None) -> MaskEntry
         DamagedEntryError: Its bytes are not what was published.
         MaskSpecError: Its spec, counts or anchors are not what maskgen writes.
         LayoutInvariantError: Its tables are no block tables of one mask.
+        StaleMaskError: It was built from a module that has changed since.
     """
-    return parse_entry(store.load(name, version))
+    entry = parse_entry(store.load(name, version))
+    built, here = entry.attrs.get("source"), None
+    if entry.spec.is_function and built is not None:
+        here = installed_source(entry.spec.family)
+    # A machine without the module takes what was built elsewhere.
+    if here is not None and here != built:
+        raise StaleMaskError(
+            f"mask {name!r} was built from {entry.spec.family}, and that module has changed since "
+            f"(SHA-256 {str(built)[:12]}, now {here[:12]}); {how_to_build(store.location)}"
+        )
+    return entry
 
 
 def parse_entry(entry: Entry) -> MaskEntry:

@@ -4,6 +4,7 @@ MaskgenError                                                  exit 1
     MaskSpecError           (ValueError)                      exit 2
     UnsupportedMaskError    (NotImplementedError)             exit 1
     LayoutInvariantError    (RuntimeError)                    exit 3
+    StaleMaskError          (RuntimeError)                    exit 1
     BackendUnavailableError (ImportError)                     exit 1
     HostBuildForbiddenError (RuntimeError)                    exit 1
 """
@@ -58,6 +59,10 @@ class LayoutInvariantError(MaskgenError, RuntimeError):
         self.table = table
         self.found = found
         self.rule = rule
+
+
+class StaleMaskError(MaskgenError, RuntimeError):
+    """A mask was built from code that has changed since."""
 
 
 class BackendUnavailableError(MaskgenError, ImportError):

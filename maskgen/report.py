@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from cache import Store
-from maskgen.entry import MaskEntry, load_entry
+from maskgen.entry import MaskEntry, parse_entry
 from maskgen.errors import MaskSpecError
 from maskgen.listing import human_bytes, optional
 from maskgen.picture import COLOURS, NAMES, entry_kinds, png_bytes
@@ -110,7 +110,7 @@ def html_report(
     rows, figures = [], []
     groups: dict[str, list[int]] = {}
     for done, info in enumerate(chosen.entries.values(), start=1):
-        entry = load_entry(store, info.name, chosen.id)
+        entry = parse_entry(store.load(info.name, chosen.id))
         rows.append(_cells(entry, entry_row(info), heads, head_dim))
         figures.append(_figure(entry))
         named = _CONTEXT_NAME.fullmatch(info.name)

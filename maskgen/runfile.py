@@ -95,8 +95,7 @@ def masks_section(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     section = document.get("masks")
     if not isinstance(section, Mapping):
         raise MaskSpecError("masks", section, "must be a [masks] section of the run file")
-    for key in section:
-        check_known("masks", key, _SECTION_KEYS)
+    check_known("masks", section, _SECTION_KEYS)
     if not isinstance(section.get("cache", ""), str):
         raise MaskSpecError("masks.cache", section["cache"], "must be a path")
     return section

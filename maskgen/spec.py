@@ -221,8 +221,7 @@ def _entry_specs(where: str, table: Mapping[str, Any], default_block: Any) -> It
         known += ["context", "anchors"]
     if kind == "layouts":
         known += _LAYOUT_KEYS
-    for key in table:
-        check_known(where, key, known)
+    check_known(where, table, known)
     given = {key: table[key] for key in param_names if key in table}
     for Q_LEN, KV_LEN in _sizes(where, table, takes_context):
         params = _family_params(where, family, kind, Q_LEN, KV_LEN, given)
@@ -246,8 +245,7 @@ def _entry_specs(where: str, table: Mapping[str, Any], default_block: Any) -> It
 def _function_specs(
     where: str, name: str, table: Mapping[str, Any], block_size: tuple[int, int]
 ) -> Iterable[MaskSpec]:
-    for key in table:
-        check_known(where, key, ("B", "H", *_SIZE_KEYS))
+    check_known(where, table, ("B", "H", *_SIZE_KEYS))
     function = table["mask_mod"]
     if not isinstance(function, str) or not _FUNCTION.fullmatch(function):
         raise MaskSpecError(f"{where}: mask_mod", function, "must read package.module:function")

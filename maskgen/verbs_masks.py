@@ -139,10 +139,10 @@ def show(
     as_json: bool,
 ) -> None:
     """Show the entry NAME: its spec, its counts, and a picture of its blocks."""
-    from maskgen.entry import load_entry
+    from maskgen.entry import parse_entry
     from maskgen.picture import entry_kinds, save_picture, text_picture
 
-    entry = load_entry(place.open(), name, version)
+    entry = parse_entry(place.open().load(name, version))
     kinds = entry_kinds(entry, batch=layout, head=head)
     if png is not None:
         save_picture(png, entry, kinds)

@@ -14,9 +14,15 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import cache
 from maskgen.build import build, build_entry
-from maskgen.entry import load_entry
-from maskgen.errors import LayoutInvariantError, MaskSpecError, UnsupportedMaskError
+from maskgen.entry import load_entry, parse_entry
+from maskgen.errors import (
+    LayoutInvariantError,
+    MaskSpecError,
+    StaleMaskError,
+    UnsupportedMaskError,
+)
 from maskgen.families.registry import families
+from maskgen.functions import installed_source
 from maskgen.spec import read_specs
 
 CAUSAL = {"name": "causal", "family": "causal", "Q_LEN": [100, 160], "KV_LEN": [130, 160]}
@@ -338,6 +344,57 @@ def test_a_function_is_evaluated_again_each_time(tmp_path, module):
     module("def mask(b, h, q, kv):\n    return (q >= kv) & (q - kv < 21)\n")
     changed = build(specs_of(FUNCTION), store)
     assert (changed.version == first.version, changed.rows[0].reused) == (False, False)
+
+
+@pytest.mark.parametrize("name", ["stale_top", "stale_package.inner.masks"])
+def test_a_mask_of_code_that_changed_is_not_loaded(tmp_path, monkeypatch, name):
+    """In a package, too, and without an import: one that is imported prints."""
+    folder = tmp_path / "code"
+    file = folder / f"{name.replace('.', '/')}.py"
+    file.parent.mkdir(parents=True)
+    if file.parent != folder:
+        # Its own package has a file of its own, the one around it has none.
+        (file.parent / "__init__.py").touch()
+    code = "def mask(b, h, q, kv):\n    return q >= kv\n"
+    file.write_text(code)
+    store = fresh(tmp_path)
+    with monkeypatch.context() as importable:
+        importable.syspath_prepend(folder)
+        entry = {**FUNCTION, "mask_mod": f"{name}:mask"}
+        version = build(specs_of(entry, CAUSAL), store).version
+        for module in [module for module in sys.modules if module.startswith("stale_")]:
+            del sys.modules[module]
+        assert load_entry(store, "mine/q48-kv48").spans.K == 1
+        file.write_text("raise SystemExit('imported')\n")
+        with pytest.raises(StaleMaskError, match=rf"{name}:mask.*changed.*maskgen build"):
+            load_entry(store, "mine/q48-kv48")
+        # Others of the version load, and it can be looked at.
+        load_entry(store, "causal/q160-kv160")
+        assert parse_entry(store.load("mine/q48-kv48")).spans.K == 1
+        file.write_text(code)
+        assert load_entry(store, "mine/q48-kv48").spans.K == 1
+        assert build(specs_of(entry, CAUSAL), store).version == version
+    file.write_text("changed")
+    for module in [module for module in sys.modules if module.startswith("stale_")]:
+        del sys.modules[module]
+    # Where the module is not, what was built elsewhere is taken.
+    assert load_entry(store, "mine/q48-kv48").spans.K == 1
+
+
+def test_a_build_in_a_process_that_has_the_old_code_is_noticed(tmp_path, module):
+    store = fresh(tmp_path)
+    module("def mask(b, h, q, kv):\n    return q >= kv\n")
+    build(specs_of(FUNCTION), store)
+    Path(sys.modules["masks_under_test"].__file__).write_text("mask = None\n")
+    build(specs_of(FUNCTION), store)
+    with pytest.raises(StaleMaskError):
+        load_entry(store, "mine/q48-kv48")
+
+
+@pytest.mark.parametrize("path", ["..:x", "a b:x", "sys:x", "os.path.none:x", "json:x.y", ":x"])
+def test_names_of_a_hostile_cache_find_no_source_and_do_no_harm(path):
+    found = installed_source(path)
+    assert found is None or path.startswith("json")
 
 
 def test_a_function_may_depend_on_the_head(tmp_path, module):

@@ -115,7 +115,7 @@ def test_names_of_entries():
     ("entry", "message"),
     [
         ({**CAUSAL, "famly": 1}, "famly.*did you mean 'family'"),
-        ({**CAUSAL, "ofset": 1}, "ofset.*did you mean 'offset'"),
+        ({**CAUSAL, "ofset": 7}, "ofset = 7: .*did you mean 'offset'"),
         ({**CAUSAL, "family": "casual"}, "casual.*did you mean 'causal'"),
         ({**CAUSAL, "kind": "layout"}, "layout.*did you mean 'layouts'"),
         ({**CAUSAL, "kind": "layouts"}, "for draft blocks after a context"),

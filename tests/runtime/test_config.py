@@ -20,8 +20,12 @@ def test_defaults_fill_what_a_file_leaves_out():
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"trian": {}}, r"trian.*unknown section; did you mean 'train'\?"),
-        ({"train": {"stepz": 3}}, r"train\.stepz.*did you mean 'steps'\?"),
+        ({"trian": {"steps": 3}}, r"^section = 'trian': unknown section; did you mean 'train'\?"),
+        (
+            {"train": {"stepz": 3}},
+            r"^train\.stepz = 3: unknown key in \[train\]; did you mean 'steps'\?",
+        ),
+        ({"evaluate": {"prompt": "x"}}, r"^evaluate\.prompt = 'x': unknown key in \[evaluate\]"),
         ({"train": {"zzz": 3}}, r"known are anchors, beta1"),
         ({"train": 3}, r"must be a table, \[train\]"),
         ({"train": {"steps": "3"}}, "must be of type int"),
