@@ -13,6 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+_CANNOT_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What network file systems say to the sync of a folder."""
+
 
 def temp_prefix(target: Path) -> str:
     """Return the prefix of the names of temporary siblings of ``target``."""
@@ -71,6 +74,9 @@ def replace_file(path: Path, data: bytes, staging: Path) -> None:
 def create_file(path: Path, data: bytes, staging: Path) -> bool:
     """Create ``path`` with ``data`` unless it is there, in one atomic step.
 
+    Where the file system has no hard links, a reader may meet the file before its bytes, and of a
+    process that is killed right then an empty one is left.
+
     Returns:
         Whether this call created it.
 
@@ -83,9 +89,31 @@ def create_file(path: Path, data: bytes, staging: Path) -> bool:
         os.link(temp, path)
     except FileExistsError:
         return False
+    except OSError:
+        # No links here; whatever else is wrong, the write in place meets as well.
+        if not _create_in_place(path, data):
+            return False
     finally:
         temp.unlink()
     sync_folder(path.parent)
+    return True
+
+
+def _create_in_place(path: Path, data: bytes) -> bool:
+    try:
+        file = path.open("xb")
+    except FileExistsError:
+        return False
+    with file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            # Another process may have replaced it meanwhile.
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                path.unlink()
+            raise
     return True
 
 
@@ -113,7 +141,7 @@ def move_folder(source: Path, target: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's list of names to the disk.
+    """Force a folder's list of names to the disk, where its file system can do that.
 
     Raises:
         OSError: The disk refuses.
@@ -121,5 +149,8 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
     finally:
         os.close(descriptor)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem, sync
 
 from cache.address import split_query, without_secrets
 from cache.causes import SILENCE_S, why
@@ -120,7 +121,7 @@ class UrlSource:
                     data: bytes | None = self.filesystem.cat_file(path)
                 else:
                     loop = self.filesystem.loop
-                    data = fsspec.asyn.sync(loop, _read_http, self.filesystem, path, name, limit)
+                    data = sync(loop, _read_http, self.filesystem, path, name, limit)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         if data is not None:
@@ -161,10 +162,10 @@ class UrlSource:
 
         So the limit holds for all attempts together: S3's own come to 400 s.
         """
-        if isinstance(self.filesystem, fsspec.asyn.AsyncFileSystem):
+        if isinstance(self.filesystem, AsyncFileSystem):
             ask = getattr(self.filesystem, f"_{what}")
             loop = self.filesystem.loop
-            return fsspec.asyn.sync(loop, ask, path, timeout=SILENCE_S, **options)
+            return sync(loop, ask, path, timeout=SILENCE_S, **options)
         return getattr(self.filesystem, what)(path, **options)
 
     def _holds(self, version: str) -> bool:

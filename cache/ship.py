@@ -94,7 +94,8 @@ def pack(store: Store, zip_path: str | os.PathLike[str], version: str | None = N
     except OSError as error:
         if isinstance(error, CacheError):
             raise
-        raise StoreWriteError.caused_by(str(target), error) from error
+        state = "no part of a zip was left"
+        raise StoreWriteError.caused_by(str(target), error, state) from error
     return Shipment(reader.version.id, copied, 0, size)
 
 

@@ -20,7 +20,7 @@ from cache.reader import VersionReader, open_and_load, read_version
 from cache.remote import url_source
 from cache.source import FolderSource, Source
 from cache.sweep import GcReport, collect
-from cache.verify import Finding, findings_of
+from cache.verify import Finding, findings_of, lost_current
 from cache.version import Diff, Version, VersionInfo, lay_out
 from cache.writer import StoreWriter
 
@@ -73,6 +73,11 @@ class Store:
                 entries, damage = 0, str(error)
             is_current = version_id == self._current
             lines.append(VersionInfo(version_id, entries, size, is_current, damage))
+        if self._current is not None and not any(line.is_current for line in lines):
+            # Unless a gc came between the two looks at the store.
+            lost = lost_current(self.source)
+            if lost is not None and lost.found == self._current:
+                lines.append(VersionInfo(self._current, 0, 0, True, str(lost)))
         return lines
 
     def version(self, id_or_prefix: str | None = None) -> Version:

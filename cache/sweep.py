@@ -65,10 +65,14 @@ def _remove_versions(writer: StoreWriter, keep: int, before: float) -> tuple[lis
         room = keep - (1 if current is not None else 0)
         for version in old[max(room, 0) :]:
             place = writer.folder / version
-            if place.stat().st_mtime >= before:
+            if not _is_older(place, before):
                 continue
-            size = _tree_bytes(place)
-            place.rename(staging / version)
+            try:
+                size = _tree_bytes(place)
+                place.rename(staging / version)
+            except FileNotFoundError:
+                # Another gc took it, where the file system has no locks.
+                continue
             if writer.stored_current() == version:
                 # A `use` came in between; put it back.
                 (staging / version).rename(place)
@@ -197,11 +201,16 @@ def _gc_lock(folder: Path) -> Iterator[None]:
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreWriteError(
+                str(folder), f"another gc is at {folder}; wait for it", errno.EAGAIN
+            ) from error
+        except OSError:
+            # The file system has no locks. Two at once then share the work: each takes a version
+            # by a rename.
+            pass
         yield
-    except BlockingIOError as error:
-        raise StoreWriteError(
-            str(folder), f"another gc is at {folder}; wait for it", errno.EAGAIN
-        ) from error
     finally:
         os.close(descriptor)

@@ -10,7 +10,14 @@ from cache.errors import (
     StoreNotFoundError,
     VersionNotFoundError,
 )
-from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, SECTIONS, parse_root
+from cache.layout import (
+    MAX_DOCUMENT_BYTES,
+    MAX_ROOT_BYTES,
+    ROOT_KEY,
+    SECTIONS,
+    parse_root,
+    version_key,
+)
 from cache.reader import VersionReader, read_version
 from cache.source import Source
 
@@ -50,24 +57,14 @@ def findings_of(source: Source, version: str | None) -> list[Finding]:
     """
     if version is not None:
         return _version_findings(source, version)
-    document = source.read(ROOT_KEY, MAX_ROOT_BYTES)
-    if document is None:
-        msg = f"there is no cache at {source.location}; {how_to_build(source.location)}"
-        raise StoreNotFoundError(source.location, msg)
-    current = parse_root(document, source.name(ROOT_KEY))
+    current = _current(source)
     try:
         versions = source.version_ids()
     except NotListableError:
         versions = [] if current is None else [current]
     findings = []
     if current is not None and current not in versions:
-        error = DamagedEntryError(
-            source.name(ROOT_KEY),
-            "its current version must be there",
-            found=current,
-            in_folder="`use` a version that is there, or pull, unpack or build one",
-        )
-        findings.append(_finding(current, error))
+        findings.append(_finding(current, _lost(source, current)))
     for known in versions:
         try:
             findings.extend(_version_findings(source, known))
@@ -76,6 +73,36 @@ def findings_of(source: Source, version: str | None) -> list[Finding]:
             if known == current:
                 raise
     return findings
+
+
+def lost_current(source: Source) -> DamagedEntryError | None:
+    """Return what is wrong when the current version is not there; ``found`` is its id.
+
+    Raises:
+        StoreNotFoundError: There is no cache.
+        StoreReadError: It cannot be read.
+    """
+    current = _current(source)
+    if current is None or source.read(version_key(current), MAX_DOCUMENT_BYTES) is not None:
+        return None
+    return _lost(source, current)
+
+
+def _current(source: Source) -> str | None:
+    document = source.read(ROOT_KEY, MAX_ROOT_BYTES)
+    if document is None:
+        msg = f"there is no cache at {source.location}; {how_to_build(source.location)}"
+        raise StoreNotFoundError(source.location, msg)
+    return parse_root(document, source.name(ROOT_KEY))
+
+
+def _lost(source: Source, current: str) -> DamagedEntryError:
+    return DamagedEntryError(
+        source.name(ROOT_KEY),
+        "its current version must be there",
+        found=current,
+        in_folder="`use` a version that is there, or pull, unpack or build one",
+    )
 
 
 def _version_findings(source: Source, version: str) -> list[Finding]:

@@ -51,6 +51,8 @@ class StoreWriter:
     def __init__(self, source: FolderSource) -> None:
         self.source = source
         self.folder = source.folder
+        self._installed: str | None = None
+        self._chosen: str | None = None
 
     def publish(
         self,
@@ -119,7 +121,10 @@ class StoreWriter:
         """
         self.folder.mkdir(exist_ok=True)
         for _ in range(_ATTEMPTS):
-            if self._exists(version) or move_folder(folder, self.folder / version):
+            if self._exists(version):
+                return
+            if move_folder(folder, self.folder / version):
+                self._installed = version
                 return
             # A copy by other means was cut off before its document came: it is no version.
             remnant = folder.parent / f"remnant-{time.time_ns()}"
@@ -161,7 +166,8 @@ class StoreWriter:
         """Make the folder above the store; turn the system's errors into the cache's.
 
         Raises:
-            StoreWriteError: The disk refuses; an empty store that was begun is taken away.
+            StoreWriteError: The disk refuses; it says what stands now, and an empty store that was
+                begun is taken away.
         """
         was_there = self.folder.exists()
         try:
@@ -173,7 +179,17 @@ class StoreWriter:
                     self.folder.rmdir()
             if isinstance(error, CacheError):
                 raise
-            raise StoreWriteError.caused_by(error.filename or str(self.folder), error) from error
+            file = error.filename or str(self.folder)
+            raise StoreWriteError.caused_by(file, error, self._state()) from error
+
+    def _state(self) -> str:
+        """Return what a write that failed has changed."""
+        with contextlib.suppress(CacheError):
+            if self._chosen is not None and self.stored_current() == self._chosen:
+                return f"version {self._chosen[:12]} is current all the same"
+        if self._installed is not None:
+            return f"version {self._installed[:12]} was installed, and is not current"
+        return "nothing was changed"
 
     def _exists(self, version: str) -> bool:
         return (self.folder / version_key(version)).is_file()
@@ -218,6 +234,7 @@ class StoreWriter:
         self.install(staging / version, version)
 
     def _set_current(self, version: str, staging: Path) -> None:
+        self._chosen = version
         replace_file(self.folder / ROOT_KEY, root_document(version), staging)
 
 

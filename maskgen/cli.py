@@ -21,6 +21,7 @@ class TranslatingGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
+            from cache.address import without_secrets_in
             from cache.errors import CacheError
             from maskgen.errors import MaskgenError
 
@@ -31,7 +32,7 @@ class TranslatingGroup(click.Group):
                 message = f"Error: {error}{notes}"
                 if ctx.obj is not None:
                     message = with_run_file(message, ctx.obj.run_file, ctx.obj.settings)
-                click.echo(message, err=True)
+                click.echo(without_secrets_in(message), err=True)
                 raise click.exceptions.Exit(error.exit_code) from error
             raise
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
+DIFFERENCE_FOUND = 3
+"""Exit code of a verb that found what is not as it was published."""
+
 set_option = click.option(
     "--set",
     "settings",

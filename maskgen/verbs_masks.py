@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from maskgen.listing import echo_json, human_bytes, optional, text_table
-from maskgen.options import Place, json_option, store_options, version_option
+from maskgen.options import DIFFERENCE_FOUND, Place, json_option, store_options, version_option
 from maskgen.progress import show_progress
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from maskgen.certificate import Certificate
     from maskgen.rows import BuildRow
     from maskgen.verify import Difference
-
-DIFFERENCE_FOUND = 3
-"""Exit code of a verification that found a difference."""
 
 _READ_ONLY = (None, errno.EROFS, errno.EACCES, errno.EPERM)
 """Error numbers of a write that no room on the disk would help; None where none was tried."""

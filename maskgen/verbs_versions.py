@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 import click
 
 from maskgen.listing import echo_json, human_bytes, text_table
-from maskgen.options import Place, json_option, shipped_option, store_options, version_option
+from maskgen.options import (
+    DIFFERENCE_FOUND,
+    Place,
+    json_option,
+    shipped_option,
+    store_options,
+    version_option,
+)
 
 if TYPE_CHECKING:
     from cache import Shipment
@@ -15,23 +22,32 @@ if TYPE_CHECKING:
 @click.command()
 @store_options
 @json_option
-def versions(place: Place, as_json: bool) -> None:
-    """List the versions of a cache."""
+@click.pass_context
+def versions(ctx: click.Context, place: Place, as_json: bool) -> None:
+    """List the versions of a cache.
+
+    Of each the manifest alone is read; `verify` reads everything.
+    """
     store = place.open()
     infos = store.versions()
     if as_json:
         echo_json([asdict(info) for info in infos])
-        return
-    rows = [
-        [
-            info.id[:16],
-            str(info.entries),
-            human_bytes(info.bytes_on_disk),
-            "current" if info.is_current else "",
+    else:
+        rows = [
+            [
+                info.id[:16],
+                str(info.entries),
+                human_bytes(info.bytes_on_disk),
+                ", ".join(["current"] * info.is_current + ["damaged"] * bool(info.damage)),
+            ]
+            for info in infos
         ]
-        for info in infos
-    ]
-    click.echo(text_table(["version", "entries", "on disk", ""], rows))
+        click.echo(text_table(["version", "entries", "on disk", ""], rows))
+    damage = [info.damage for info in infos if info.damage]
+    for message in damage:
+        click.echo(message, err=True)
+    if damage:
+        ctx.exit(DIFFERENCE_FOUND)
 
 
 @click.command()

@@ -69,6 +69,7 @@ def reporting(config_path: str | None = None, settings: Sequence[str] = ()) -> I
     # runs: a step took 7 s instead of 0.9 s beside one busy process on two cores. OpenMP reads
     # this once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from cache.address import without_secrets_in
     from cache.errors import CacheError
     from maskgen.errors import MaskgenError
 
@@ -77,4 +78,4 @@ def reporting(config_path: str | None = None, settings: Sequence[str] = ()) -> I
             yield
         except (CacheError, MaskgenError, TrainingError) as error:
             message = with_run_file(str(error), config_path, settings)
-            raise Failure(message, error.exit_code) from error
+            raise Failure(without_secrets_in(message), error.exit_code) from error

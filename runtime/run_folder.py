@@ -14,6 +14,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from cache.address import without_secrets_in
 from runtime.checkpoint import META_FILE, Checkpoint, latest_state
 from runtime.config import Config
 from runtime.drafter_folder import CONFIG_FILE
@@ -21,6 +22,7 @@ from runtime.errors import CheckpointError, ConfigError, TrainingError
 from runtime.export import export_checkpoint
 from runtime.metrics import METRICS_FILE, read_metrics
 from runtime.picture import PICTURE_FILE, draw_metrics
+from runtime.progress import say
 from runtime.session import Session, shaping_settings
 
 RUN_FILE = "run.json"
@@ -74,7 +76,15 @@ def held(name: str) -> Iterator[None]:
 
 def _take(lock: IO[str], path: Path) -> None:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            say(
+                f"the file system of {path.parent} has no locks ({error.strerror}): see that no "
+                "other process trains there"
+            )
         # Who held it may have removed it since it was opened here, and another made a new one.
         ours = os.path.samestat(os.fstat(lock.fileno()), path.stat())
     except OSError:
@@ -110,7 +120,8 @@ def write_run_file(folder: Path, config: Config, session: Session) -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    text = json.dumps(record, indent=1, default=str)
+    # An address of masks may hold a token.
+    text = without_secrets_in(json.dumps(record, indent=1, default=str))
     (folder / RUN_FILE).write_text(text + "\n", encoding="utf-8")
 
 

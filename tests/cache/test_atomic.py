@@ -1,3 +1,6 @@
+import errno
+import os
+
 import pytest
 
 from cache.atomic import (
@@ -5,6 +8,7 @@ from cache.atomic import (
     move_folder,
     replace_file,
     staging_folder,
+    sync_folder,
     temp_prefix,
     write_synced,
 )
@@ -61,3 +65,53 @@ def test_write_synced_overwrites_nothing(tmp_path):
     write_synced(tmp_path / "file", b"x")
     with pytest.raises(FileExistsError, match="file"):
         write_synced(tmp_path / "file", b"y")
+
+
+@pytest.mark.parametrize("number", ["EPERM", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EMLINK", "EACCES"])
+def test_create_file_works_without_hard_links(tmp_path, monkeypatch, number):
+    def refuse(*_arguments, **_options):
+        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+
+    monkeypatch.setattr(os, "link", refuse)
+    target = tmp_path / "zarr.json"
+    with staging_folder(target) as staging:
+        assert create_file(target, b"one", staging)
+        assert not create_file(target, b"two", staging)
+    assert target.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_create_file_cannot_write_is_taken_away_again(tmp_path, monkeypatch):
+    def refuse(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", refuse)
+    target = tmp_path / "zarr.json"
+    with staging_folder(target) as staging:
+        sync, synced = os.fsync, []
+
+        def full(descriptor):
+            synced.append(descriptor)
+            if len(synced) == 2:
+                refuse()
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            create_file(target, b"one", staging)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "raises"), [("EINVAL", False), ("EBADF", False), ("EIO", True)])
+def test_a_folder_that_cannot_be_synced_is_left_unless_the_disk_fails(
+    tmp_path, monkeypatch, number, raises
+):
+    def refuse(_descriptor):
+        raise OSError(getattr(errno, number), "refused")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    if raises:
+        with pytest.raises(OSError, match="refused"):
+            sync_folder(tmp_path)
+    else:
+        sync_folder(tmp_path)

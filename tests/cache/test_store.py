@@ -150,6 +150,15 @@ def test_versions_shows_a_damaged_one_and_goes_on(store, tmp_path):
     assert len(lines) == 2
 
 
+def test_versions_shows_that_the_current_one_is_gone(store, tmp_path):
+    second = store.publish(entries(2, scale=5))
+    (tmp_path / "m.zarr" / second).rename(tmp_path / "aside")
+    (line,) = [line for line in cache.open_store(store.location).versions() if line.is_current]
+    assert (line.id, line.entries) == (second, 0)
+    assert "its current version must be there" in line.damage
+    assert "`use` a version that is there" in line.damage
+
+
 def test_an_old_version_loads_by_id_and_prefix(store):
     first, old = store.current, values_of(store.load("causal/q4"))
     store.publish(entries(3, scale=9))

@@ -99,6 +99,29 @@ def test_every_verb_has_help():
     assert sorted(main.commands) == wanted.split()
 
 
+def test_advice_repeats_no_token(config, tmp_path):
+    url = "http://127.0.0.1:9/m.zarr?token=hidden"
+    for verb in ("list", "verify", "build"):
+        refused = run(verb, "--config", config, "--set", f"masks.cache={url}")
+        assert refused.exit_code == 1
+        assert "hidden" not in refused.output
+        assert "token=***" in refused.output
+
+
+def test_versions_tells_of_damage(config, tmp_path):
+    assert run("build", config).exit_code == 0
+    store = cache.open_store(tmp_path / "masks.zarr")
+    sound = run("versions", "--config", config)
+    assert (sound.exit_code, sound.stderr) == (0, "")
+    (tmp_path / "masks.zarr" / store.current / "zarr.json").write_bytes(b"{}")
+    for arguments in ((), ("--json",)):
+        found = run("versions", "--config", config, *arguments)
+        assert found.exit_code == 3
+        assert "is damaged: it must be the canonical document" in found.stderr
+        assert "current, damaged" in found.stdout or "--json" in arguments
+        assert json.loads(found.stdout)[0]["damage"] if arguments else True
+
+
 def test_build_prints_a_row_a_mask_and_says_what_it_copied(config, tmp_path):
     result = run("build", config)
     assert result.exit_code == 0, result.output

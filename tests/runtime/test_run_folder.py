@@ -1,5 +1,7 @@
 """What a run says of a folder that holds another run's checkpoints."""
 
+import dataclasses
+import errno
 import json
 import re
 from pathlib import Path
@@ -9,7 +11,7 @@ import torch
 
 from runtime.checkpoint import save_checkpoint
 from runtime.errors import CheckpointError
-from runtime.run_folder import resumed_state, write_run_file
+from runtime.run_folder import held, resumed_state, write_run_file
 from runtime.session import open_session
 from tests.runtime.tiny_run import build_masks, make_config, make_data
 
@@ -106,3 +108,26 @@ def test_a_run_file_of_other_content_is_no_failure(folder, broken):
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(record | broken))
     assert changed(make_config(folder.parent, train={"steps": 7})) == "settings, data or masks"
+
+
+@pytest.mark.parametrize("number", ["ENOLCK", "ENOTSUP", "EOPNOTSUPP", "EPERM", "ENOSYS"])
+def test_a_file_system_without_locks_is_said_and_trained_on(tmp_path, monkeypatch, capsys, number):
+    def refuse(*_arguments):
+        raise OSError(getattr(errno, number), "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with held(str(tmp_path / "run")):
+        (tmp_path / "run" / "metrics.jsonl").touch()
+    assert (
+        "has no locks (no locks here): see that no other process trains" in capsys.readouterr().err
+    )
+
+
+def test_the_record_of_a_run_holds_no_token(folder, tmp_path):
+    config = make_config(tmp_path)
+    session = open_session(config, "run.toml")
+    masks = {**config.masks, "cache": "https://someone:hidden@host/m.zarr?token=hidden"}
+    write_run_file(folder, dataclasses.replace(config, masks=masks), session)
+    text = (folder / "run.json").read_text()
+    assert "hidden" not in text
+    assert json.loads(text)["config"]["masks"]["cache"] == "https://***@host/m.zarr?token=***"
