@@ -1,6 +1,5 @@
 """Text into packed rows: documents end to end, with where each of them starts."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -8,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.chat import Skipped, check_messages
+from runtime.counts import Counts
 from runtime.errors import ConfigError, NoSamplesError
-from runtime.text import read_records
+from runtime.text import open_prompts, read_records
 
 Row = dict[str, Tensor]
 """One row of L tokens by the names of a step's inputs: ``input_ids`` int64 ``[L]``; ``doc_offsets``
@@ -50,11 +51,15 @@ def read_documents(path: str, tokenizer: Any, longest: int) -> Iterator[list[int
         tokenizer: Of transformers; its end-of-text token ends each document.
         longest: Tokens; a longer document is cut into several.
     """
-    for record in read_records([path], Counter()):
+    for record in read_records(open_prompts([path]), Counts()):
         if record.text is not None:
             texts = record.text.split("\n\n")
         else:
-            texts = ["\n".join(message["content"] for message in record.messages)]
+            try:
+                messages = check_messages(record.messages)
+            except Skipped:
+                continue
+            texts = ["\n".join(message["content"] for message in messages)]
         for text in texts:
             ids = tokenizer(text.strip() + (tokenizer.eos_token or ""))["input_ids"]
             pieces = (ids[start : start + longest] for start in range(0, len(ids), longest))

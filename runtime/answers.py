@@ -1,8 +1,7 @@
-"""Greedy answers in batches, with the target's hidden states kept while they are made.
+"""Greedy answers in batches.
 
 Prompts of similar length share a batch, padded on the left; rows that have ended are taken out of
-it. Hidden states cost nothing extra this way, while a second pass over the finished samples would
-take as long as the answers themselves on a CPU.
+it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +20,14 @@ COMPACT_BELOW = 0.85
 """Share of rows still running below which the others are taken out of the batch."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """The answer to one prompt of P tokens."""
 
     token_ids: list[int]
     """A tokens; the last is an end token when ``ended``."""
     ended: bool
-    """Whether the model ended it, before its limit."""
-    features: Tensor | None
-    """bfloat16 ``[P + A, K * H]`` on the CPU, over prompt and answer; None when not asked for."""
+    """Whether the model ended it; otherwise its limit did."""
 
 
 class KVBuffer(DynamicLayer):  # type: ignore[misc]
@@ -84,9 +81,8 @@ def answer_all(
     limits: Sequence[int],
     *,
     batch: int,
-    layer_ids: Sequence[int] = (),
     advance: Callable[[int], None] = lambda steps: None,
-) -> list[Answer]:
+) -> Iterator[dict[int, Answer]]:
     """Answer prompts greedily.
 
     Args:
@@ -94,22 +90,20 @@ def answer_all(
         prompts: Token ids of each, not empty.
         limits: Longest answer of each, in tokens, at least 1.
         batch: Prompts answered at once.
-        layer_ids: Layers whose outputs are kept; none when empty.
         advance: Called with steps done, ``step_count`` of them in all.
 
-    Returns:
-        Answers in the order of the prompts.
+    Yields:
+        The answers of a batch, by the number of the prompt. Batches are cut from the prompts by
+        length: those that are left when a run stops between two are cut as they would have been.
     """
-    answers: dict[int, Answer] = {}
     for rows in _batches(prompts, batch):
         steps = max(limits[row] for row in rows)
-        found = _answer_batch(
-            target, [prompts[row] for row in rows], [limits[row] for row in rows], layer_ids,
+        answers = _answer_batch(
+            target, [prompts[row] for row in rows], [limits[row] for row in rows],
             lambda: advance(1),
         )  # fmt: skip
-        answers.update(zip(rows, found, strict=True))
-        advance(steps - max(len(answer.token_ids) for answer in found))
-    return [answers[row] for row in range(len(prompts))]
+        advance(steps - max(len(answer.token_ids) for answer in answers))
+        yield dict(zip(rows, answers, strict=True))
 
 
 def step_count(prompts: Sequence[Sequence[int]], limits: Sequence[int], batch: int) -> int:
@@ -134,7 +128,6 @@ def _answer_batch(
     target: Target,
     prompts: Sequence[Sequence[int]],
     limits: Sequence[int],
-    layer_ids: Sequence[int],
     step: Callable[[], None],
 ) -> list[Answer]:
     longest = max(map(len, prompts))
@@ -145,7 +138,6 @@ def _answer_batch(
     positions = (columns - padding[:, None]).clamp(min=0)
     cache = _new_cache(target)
     compactable = all(hasattr(layer, "batch_select_indices") for layer in cache.layers)
-    store = _FeatureStore(target, len(prompts), columns.numel(), len(layer_ids))
     tokens: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
     rows = list(range(len(prompts)))
@@ -154,26 +146,23 @@ def _answer_batch(
     past = 0
     while True:
         length = past + ids.shape[1]
-        logits, features = target.extend(
+        logits, _ = target.extend(
             ids,
             cache,
-            layer_ids=layer_ids,
             position_ids=positions[:, past:length],
             attention_mask=visible[:, :length],
             last_only=True,
         )
-        store.put(rows, past, features)
         past = length
-        # A row stays for the step that reads its last token, whose features belong to the sample.
-        running -= {row for row in running if ended[row] or len(tokens[row]) == limits[row]}
-        if not running:
-            break
         chosen = logits[:, -1].argmax(dim=-1)
         for row, token in zip(rows, chosen.tolist(), strict=True):
             if row in running:
                 tokens[row].append(token)
                 ended[row] = token in target.eos_token_ids
+        running -= {row for row in running if ended[row] or len(tokens[row]) == limits[row]}
         step()
+        if not running:
+            break
         ids = chosen[:, None]
         if compactable and len(running) < COMPACT_BELOW * len(rows):
             keep = [i for i, row in enumerate(rows) if row in running]
@@ -181,14 +170,7 @@ def _answer_batch(
             cache.batch_select_indices(index)
             ids, visible, positions = ids[index], visible[index], positions[index]
             rows = [rows[i] for i in keep]
-    return [
-        Answer(
-            token_ids=tokens[row],
-            ended=ended[row],
-            features=store.take(row, longest - len(prompt), longest + len(tokens[row])),
-        )
-        for row, prompt in enumerate(prompts)
-    ]
+    return [Answer(token_ids=tokens[row], ended=ended[row]) for row in range(len(prompts))]
 
 
 def _new_cache(target: Target) -> Any:
@@ -196,26 +178,3 @@ def _new_cache(target: Target) -> Any:
     # Sliding and linear layers keep their own state; plain ones are replaced.
     cache.layers = [KVBuffer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
-
-
-class _FeatureStore:
-    """Features of a batch by prompt and column, on the target's device."""
-
-    def __init__(self, target: Target, rows: int, columns: int, num_layers: int) -> None:
-        self._store = (
-            torch.empty(
-                (rows, columns, num_layers * target.hidden_size),
-                dtype=torch.bfloat16,
-                device=target.device,
-            )
-            if num_layers
-            else None
-        )
-
-    def put(self, rows: Sequence[int], first: int, features: Tensor | None) -> None:
-        if self._store is not None and features is not None:
-            index = torch.tensor(rows, device=self._store.device)
-            self._store[index, first : first + features.shape[1]] = features.to(torch.bfloat16)
-
-    def take(self, row: int, first: int, last: int) -> Tensor | None:
-        return None if self._store is None else self._store[row, first:last].cpu().clone()

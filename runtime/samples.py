@@ -9,6 +9,7 @@ Rules, in this order:
 * A sample longer than the largest context is cut, skipped or refused (``data.too_long``). A prompt
   that leaves no room for the shortest answer is dropped, or refused, as it cannot be cut.
 * A sample with fewer supervised tokens than ``data.min_answer_tokens`` is dropped.
+* Answers are kept as they come (``runtime.answer_store``), and those that are there are taken.
 * An answer of which fewer than ``data.min_distinct_4grams`` of the 4-grams are distinct is
   repetition and dropped. Only answers of the target are judged.
 """
@@ -16,26 +17,28 @@ Rules, in this order:
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from runtime.answer_store import AnswerStore
 from runtime.answers import Answer, answer_all, distinct_share, step_count
 from runtime.chat import Skipped, check_messages, conversation_tokens, prompt_tokens
 from runtime.config import DataConfig
+from runtime.counts import Counts
 from runtime.dataset import Sample
 from runtime.errors import SampleTooLongError
-from runtime.progress import Progress
+from runtime.progress import Progress, say
 from runtime.target import Target
 from runtime.text import Record
 
-FORWARD_TOKENS = 4096
-"""Tokens of one forward pass for the features of samples that were not answered here."""
+FORWARD_TOKENS = 1024
+"""Tokens of one forward pass for features: as quick as 512 on two cores, and 4096 takes half as long
+again."""
 SCALE_SAMPLES = 64
 """Samples that ``feature_scale`` is measured on where features are not stored."""
 
@@ -55,16 +58,6 @@ class Draft:
     """Whether it still has to be answered."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Counts:
-    """What became of the records."""
-
-    dropped: Counter[str] = field(default_factory=Counter)
-    """Reason -> records or pieces left out."""
-    noted: Counter[str] = field(default_factory=Counter)
-    """What happened to samples that were kept or judged."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleMaker:
     """Turns records into samples for one target and one set of rules."""
@@ -76,6 +69,7 @@ class SampleMaker:
     layer_ids: tuple[int, ...]
     store: bool
     """Whether samples keep their features."""
+    answers: AnswerStore
     counts: Counts
 
     def make(self, records: Sequence[Record]) -> list[Draft]:
@@ -89,7 +83,7 @@ class SampleMaker:
         for record in records:
             for draft in self._tokenise(record):
                 if draft.identity in seen:
-                    self.counts.dropped["duplicate prompt"] += 1
+                    self.counts.drop("duplicate prompt", draft.source)
                     continue
                 seen.add(draft.identity)
                 drafts.append(draft)
@@ -132,7 +126,7 @@ class SampleMaker:
                 ids, mask = conversation.input_ids, conversation.loss_mask
                 asked = messages[:-1]
         except Skipped as skipped:
-            self.counts.dropped[skipped.reason] += 1
+            self.counts.drop(skipped.reason, record.source)
             return []
         return [
             Draft(
@@ -163,7 +157,8 @@ class SampleMaker:
 
     def _has_foreign_token(self, draft: Draft) -> bool:
         foreign = not all(0 <= token < self.target.vocab_size for token in draft.input_ids)
-        self.counts.dropped["token outside the embedding"] += foreign
+        if foreign:
+            self.counts.drop("token outside the embedding", draft.source)
         return foreign
 
     def _answer(self, drafts: list[Draft]) -> list[Draft]:
@@ -177,7 +172,7 @@ class SampleMaker:
                 open_drafts[index] = draft
             else:
                 self._refuse_if_asked(draft, len(draft.input_ids) + self.data.min_answer_tokens)
-                self.counts.dropped["prompt too long"] += 1
+                self.counts.drop("prompt too long", draft.source)
         prompts = [draft.input_ids for draft in open_drafts.values()]
         # One token more than fits shows that an answer is too long.
         limits = [
@@ -189,50 +184,54 @@ class SampleMaker:
             self.counts.noted["answer tokens"] += len(answer.token_ids)
             self.counts.noted["answers ended by the model"] += answer.ended
             if distinct_share(answer.token_ids) < self.data.min_distinct_4grams:
-                self.counts.dropped["repetition"] += 1
+                self.counts.drop("repetition", draft.source)
                 continue
             finished[index] = replace(
                 draft,
                 input_ids=draft.input_ids + answer.token_ids,
                 loss_mask=draft.loss_mask + [1] * len(answer.token_ids),
-                features=answer.features,
                 is_open=False,
             )
         return [finished[index] for index in sorted(finished)]
 
     def _generate(self, prompts: list[list[int]], limits: list[int]) -> list[Answer]:
-        steps = step_count(prompts, limits, self.data.batch)
-        with Progress(f"answering {len(prompts)} prompts", steps) as progress:
-            return answer_all(
-                self.target,
-                prompts,
-                limits,
-                batch=self.data.batch,
-                layer_ids=self.layer_ids if self.store else (),
-                advance=progress.advance,
-            )
+        found = self.answers.find(prompts, limits)
+        missing = [row for row in range(len(prompts)) if row not in found]
+        label = f"answering {len(missing)} prompts"
+        if found:
+            label += f" ({len(found)} answers are there)"
+        if not missing:
+            say(label)
+            return [found[row] for row in range(len(prompts))]
+        self.answers.check_writable()
+        asked = [prompts[row] for row in missing]
+        most = [limits[row] for row in missing]
+        batch = self.data.batch
+        with Progress(label, step_count(asked, most, batch)) as progress:
+            for answers in answer_all(
+                self.target, asked, most, batch=batch, advance=progress.advance
+            ):
+                self.answers.add([asked[row] for row in answers], list(answers.values()))
+                found |= {missing[row]: answer for row, answer in answers.items()}
+        return [found[row] for row in range(len(prompts))]
 
     def _fit(self, draft: Draft) -> Draft | None:
         """Apply the rules on length and supervision; None when the sample is dropped."""
         if len(draft.input_ids) > self.context:
             self._refuse_if_asked(draft, len(draft.input_ids))
             if self.data.too_long == "skip":
-                self.counts.dropped["longer than the largest context"] += 1
+                self.counts.drop("longer than the largest context", draft.source)
                 return None
             self.counts.noted["cut at the largest context"] += 1
-            features = draft.features
+            loss_mask = draft.loss_mask[: self.context]
             draft = replace(
                 draft,
                 input_ids=draft.input_ids[: self.context],
-                loss_mask=draft.loss_mask[: self.context],
-                features=None if features is None else features[: self.context],
+                loss_mask=loss_mask,
+                prompt_len=_last_answer_start(loss_mask),
             )
-            draft = replace(draft, prompt_len=_last_answer_start(draft.loss_mask))
         if sum(draft.loss_mask) < self.data.min_answer_tokens:
-            self.counts.dropped["too few supervised tokens"] += 1
-            return None
-        if draft.features is not None and not bool(draft.features.isfinite().all()):
-            self.counts.dropped["features not finite"] += 1
+            self.counts.drop("too few supervised tokens", draft.source)
             return None
         return draft
 
@@ -244,19 +243,29 @@ class SampleMaker:
             )
 
     def _with_features(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """Fill missing features by forward passes over samples of similar length."""
-        missing = [index for index, draft in enumerate(drafts) if draft.features is None]
-        missing.sort(key=lambda index: len(drafts[index].input_ids))
+        """The drafts with features, from forward passes over samples of similar length.
+
+        Batches follow from the samples alone, so that features do not depend on how and when
+        the answers were made.
+        """
+        order = sorted(range(len(drafts)), key=lambda index: len(drafts[index].input_ids))
         filled = list(drafts)
         batch: list[int] = []
-        for position, index in enumerate(missing):
-            batch.append(index)
-            longest = len(drafts[index].input_ids)
-            if position + 1 == len(missing) or longest * (len(batch) + 1) > FORWARD_TOKENS:
-                self._forward(filled, batch, longest)
-                batch = []
-        finite = [d for d in filled if d.features is not None and bool(d.features.isfinite().all())]
-        self.counts.dropped["features not finite"] += len(filled) - len(finite)
+        with Progress(f"features of {len(drafts)} samples", len(drafts)) as progress:
+            for position, index in enumerate(order):
+                batch.append(index)
+                longest = len(drafts[index].input_ids)
+                if position + 1 == len(order) or longest * (len(batch) + 1) > FORWARD_TOKENS:
+                    self._forward(filled, batch, longest)
+                    progress.advance(len(batch))
+                    batch = []
+        finite = []
+        for draft in filled:
+            assert draft.features is not None, "filled by _forward"
+            if bool(draft.features.isfinite().all()):
+                finite.append(draft)
+            else:
+                self.counts.drop("features not finite", draft.source)
         return finite
 
     def _forward(self, drafts: list[Draft], indices: Sequence[int], longest: int) -> None:
