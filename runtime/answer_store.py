@@ -1,11 +1,11 @@
 """Greedy answers on the disk, kept batch by batch as they come, for one target in one dtype.
 
-``FOLDER/{target digest}-{dtype}.jsonl``: one line a batch, ``{"format": 1, "sha256": ..., "answers":
-[{"prompt": ..., "tokens": [...], "ended": ...}]}``. A prompt is the SHA-256 of its token ids; the
-line's digest is of target, dtype and answers as canonical JSON, so that neither damage nor another
-target's line is ever taken. Lines are only added, each in one write, and a line that cannot be used
-is passed over: its prompts are answered again. A batch is kept whole or not at all, and what is left
-of a run that was stopped is batched as it would have been.
+``FOLDER/{target digest}-{dtype}.jsonl``, one line a batch: ``{"format": 1, "sha256": ...,
+"answers": [{"prompt": ..., "tokens": [...], "ended": ...}]}``. A prompt is the SHA-256 of its token
+ids; the line's digest is of target, dtype and answers as canonical JSON, so that neither damage nor
+another target's line is ever taken. Lines are only added, each in one write, and a line that cannot
+be used is passed over: its prompts are answered again. A batch is kept whole or not at all, so what
+is left of a run that was stopped is batched as it would have been.
 """
 
 import hashlib
@@ -35,9 +35,7 @@ class AnswerStore:
         self._whose = [target_digest, dtype]
         self.path = Path(folder) / f"{target_digest}-{dtype}.jsonl"
 
-    def find(
-        self, prompts: Sequence[Sequence[int]], limits: Sequence[int]
-    ) -> dict[int, Answer]:
+    def find(self, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> dict[int, Answer]:
         """The answers that are there already.
 
         An answer that the model ended serves every limit that it fits; one that a limit cut serves

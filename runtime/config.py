@@ -56,9 +56,13 @@ class DataConfig:
     """``[data]``: prompts in, tokenised samples out (``runtime.prepare``)."""
 
     prompts: tuple[str, ...] = ("examples/prompts.jsonl",)
-    """Files: JSONL with ``messages`` or ``prompt``, or plain text."""
+    """Files: JSON Lines or a JSON array with ``messages``, or with ``prompt`` alone or beside
+    ``completion``, ``response`` or ``answer``; or plain text; any of them gzipped."""
     folder: str = "build/data/run"
     """Folder of the prepared samples."""
+    answers: str = "build/answers"
+    """Folder where the answers of all targets are kept as they come, and looked up; runs and data
+    folders may share it."""
     heldout: int = 24
     """Samples kept out of training, for evaluation."""
     heldout_from: str = ""

@@ -1,4 +1,4 @@
-"""What became of the records of the prompt files: counts by reason, and where the first ones are."""
+"""What became of the records of the prompt files: counts by reason, and the first places."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -2,9 +2,11 @@
 
 ``meta.json`` describes the folder. ``{split}.safetensors`` holds every token of a split end to
 end: ``input_ids`` int32 ``[T]``, ``loss_mask`` uint8 ``[T]``, ``prompt_lens`` int32 ``[n]`` and
-``offsets`` int64 ``[n + 1]``. ``{split}.features.safetensors`` holds the target's hidden states
-beside them, ``features`` bfloat16 ``[T, K * H]``, where they are stored. ``meta.json`` names the
-SHA-256 of every such file, and opening a split checks those of its own.
+``offsets`` int64 ``[n + 1]``, and, where ``runtime.prepare`` wrote it, what another split is made
+from: ``identities`` uint8 ``[n, 32]``, ``files`` int32 ``[n]`` and ``indices`` int64 ``[n]``.
+``{split}.features.safetensors`` holds the target's hidden states beside them, ``features`` bfloat16
+``[T, K * H]``, where they are stored. ``meta.json`` names the SHA-256 of every such file, and
+opening a split checks those of its own.
 """
 
 import hashlib
@@ -42,6 +44,12 @@ class Sample:
     """Leading tokens that a drafting test starts from."""
     features: Tensor | None = None
     """Target hidden states bfloat16 ``[S, K * H]``, None where they are not stored."""
+    identity: str = ""
+    """SHA-256 of its prompt in hex, which decides the split; empty where it is not known."""
+    file: int = 0
+    """Which of the prompt files it is from."""
+    index: int = 0
+    """Its place among the samples of all splits."""
 
 
 class Dataset:
@@ -127,11 +135,17 @@ class Dataset:
         if not 0 <= i < len(self):
             raise IndexError(f"sample {i} of {len(self)} in {self.folder} ({self.split})")
         a, b = self._offsets[i], self._offsets[i + 1]
+        origin: dict[str, Any] = {}
+        if "identities" in self._arrays:
+            origin["identity"] = bytes(self._arrays["identities"][i].tolist()).hex()
+            origin["file"] = int(self._arrays["files"][i])
+            origin["index"] = int(self._arrays["indices"][i])
         return Sample(
             input_ids=self._arrays["input_ids"][a:b],
             loss_mask=self._arrays["loss_mask"][a:b],
             prompt_len=int(self._arrays["prompt_lens"][i]),
             features=None if self._features is None else self._features[a:b],
+            **origin,
         )
 
     def check_target(self, digest: str, layer_ids: Sequence[int]) -> None:
@@ -171,6 +185,17 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
             f"{folder / META} must be of format {FORMAT}, found {found!r}; {PREPARE}"
         )
     return meta
+
+
+def read_samples(folder: Path) -> list[Sample]:
+    """The samples of all splits, in the order in which they were prepared.
+
+    Raises:
+        DatasetError: As ``Dataset.open``.
+    """
+    splits = [Dataset.open(folder, split) for split in SPLITS]
+    samples = [split.sample(i) for split in splits for i in range(len(split))]
+    return sorted(samples, key=lambda sample: sample.index)
 
 
 def check_replaceable(folder: Path) -> None:
@@ -232,11 +257,20 @@ def write_dataset(
 def _join(samples: Sequence[Sample]) -> dict[str, Tensor]:
     none = torch.zeros(0, dtype=torch.int32)
     lengths = [0, *(sample.input_ids.numel() for sample in samples)]
+    origin = {}
+    if all(sample.identity for sample in samples):
+        identities = [list(bytes.fromhex(sample.identity)) for sample in samples]
+        origin = {
+            "identities": torch.tensor(identities, dtype=torch.uint8).reshape(-1, 32),
+            "files": torch.tensor([s.file for s in samples], dtype=torch.int32),
+            "indices": torch.tensor([s.index for s in samples], dtype=torch.int64),
+        }
     return {
         "input_ids": torch.cat([none, *(s.input_ids for s in samples)]).to(torch.int32),
         "loss_mask": torch.cat([none, *(s.loss_mask for s in samples)]).to(torch.uint8),
         "prompt_lens": torch.tensor([s.prompt_len for s in samples], dtype=torch.int32),
         "offsets": torch.tensor(lengths, dtype=torch.int64).cumsum(0),
+        **origin,
     }
 
 

@@ -16,7 +16,8 @@ TrainingError                                                 exit 1
     ReplicaMismatchError   (RuntimeError)                     exit 1
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 
 class TrainingError(Exception):
@@ -49,11 +50,25 @@ class DatasetError(TrainingError, ValueError):
 
 
 class NoSamplesError(DatasetError):
-    """No sample is left after filtering; ``reasons`` counts why."""
+    """No sample is left after filtering; ``reasons`` counts why.
 
-    def __init__(self, message: str, reasons: Mapping[str, int]) -> None:
-        counted = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
-        super().__init__(f"{message} ({counted or 'nothing was read'})")
+    Args:
+        message: What there is nothing for.
+        reasons: Reason -> count.
+        places: Reason -> where the first ones are.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        reasons: Mapping[str, int],
+        places: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
+        counted = [
+            f"{reason}: {count}" + "".join(f" from {place}" for place in places.get(reason, ())[:1])
+            for reason, count in sorted(reasons.items())
+        ]
+        super().__init__(f"{message} ({', '.join(counted) or 'nothing was read'})")
         self.reasons = dict(reasons)
 
 

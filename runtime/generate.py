@@ -50,6 +50,8 @@ def main(
 
         if not prompt.strip():
             raise ConfigError("--prompt", prompt, "must not be empty")
+        if not prompt.isascii() and any("\ud800" <= char <= "\udfff" for char in prompt):
+            raise ConfigError("--prompt", prompt, "must be UTF-8")
         placement = place(devices or "auto")
         where, dtype = placement.devices[0], placement.compute_dtype
         enter_thread(where, placement.threads)

@@ -57,7 +57,7 @@ def is_json(lines: Sequence[bytes]) -> bool:
 def is_json_lines(lines: Sequence[bytes]) -> bool:
     """Whether JSON has a value on each line, and is no document over several."""
     alone = sum(
-        line.lstrip().startswith(b"{") and line.rstrip().endswith(b"}") or _is_scalar(line)
+        (line.lstrip().startswith(b"{") and line.rstrip().endswith(b"}")) or _is_scalar(line)
         for line in lines
     )
     return 2 * alone >= len(lines)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,15 @@ from runtime.progress import say
 
 if TYPE_CHECKING:
     from runtime.config import Config
+    from runtime.counts import Counts
+    from runtime.dataset import Sample
     from runtime.devices import Placement
+    from runtime.text import Record
 
-RULES = 2
+RULES = 3
 """Raised whenever the rules of ``runtime.samples`` change what a folder holds."""
+DROPPED = "dropped: "
+"""How the rows of the closing table begin that count what was left out."""
 
 
 @click.command()
@@ -44,7 +49,10 @@ def main(
     if as_json:
         click.echo(json.dumps(rows))
     else:
-        click.echo("\n".join(f"{name:36} {value}" for name, value in rows.items()))
+        places = rows.pop("places")
+        for name, value in rows.items():
+            where = ", ".join(places.get(name.removeprefix(DROPPED), ()))
+            click.echo(f"{name:36} {value}" + (f"  {where}" if where else ""))
 
 
 def prepare(config: "Config") -> dict[str, Any]:
@@ -61,16 +69,19 @@ def prepare(config: "Config") -> dict[str, Any]:
         DatasetError: The folder holds something else than prepared data.
     """
     from runtime.capabilities import Request, check_request
-    from runtime.dataset import check_replaceable
-    from runtime.devices import enter_thread, place
+    from runtime.counts import Counts
+    from runtime.dataset import check_replaceable, read_samples
+    from runtime.devices import place
+    from runtime.errors import NoSamplesError
     from runtime.session import run_specs
     from runtime.target_files import find_target
+    from runtime.text import open_prompts, read_records
 
     # One device does all the work here, so it gets the cores that workers would share.
     device = config.run.devices.split(",")[0]
     placement = place(device, dtype=config.target.dtype, threads=config.run.threads)
     folder = Path(config.data.folder)
-    _check_heldout_from(config)
+    split = _split_settings(config)
     check_request(
         Request(
             config=config,
@@ -80,15 +91,28 @@ def prepare(config: "Config") -> dict[str, Any]:
             features="stored" if _stores(config, placement) else "online",
         )
     )
-    key = _key(config, placement, find_target(config.target.model).digest)
-    found = _up_to_date(folder, key)
-    if found is not None:
+    files = open_prompts(config.data.prompts)
+    prompts = [file.sha256 for file in files]
+    key = _key(config, placement, prompts, find_target(config.target.model).digest)
+    found = _kept(folder, key)
+    if found is not None and found["split"] == split:
         return _table(found, f"{folder} (up to date)")
     # Loading and answering take long: what would be refused at the end is refused now.
     check_replaceable(folder)
-    enter_thread(placement.devices[0], placement.threads)
     began = time.perf_counter()
-    meta = _make(config, placement, folder)
+    if found is not None:
+        say(f"dividing the samples of {folder} anew")
+        samples, about = read_samples(folder), found
+    else:
+        counts = Counts()
+        records = read_records(files, counts)
+        del files
+        if not records:
+            raise NoSamplesError(
+                "the prompt files hold nothing to use", counts.dropped, counts.places
+            )
+        samples, about = _make(config, placement, prompts, records, counts)
+    meta = _write(folder, samples, about, split)
     return {**_table(meta, str(folder)), "seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -104,19 +128,26 @@ def largest_context(config: "Config") -> int:
     return max(run_specs(config))
 
 
-def _check_heldout_from(config: "Config") -> None:
+def _split_settings(config: "Config") -> dict[str, Any]:
+    """What decides which samples are held out, as ``meta.json`` has it."""
     from runtime.errors import ConfigError
 
-    wanted = config.data.heldout_from
-    if wanted and Path(wanted) not in map(Path, config.data.prompts):
+    wanted, prompts = config.data.heldout_from, config.data.prompts
+    files = [*map(Path, prompts)]
+    if wanted and Path(wanted) not in files:
         raise ConfigError(
             "data.heldout_from",
             wanted,
-            f"must be one of data.prompts ({', '.join(config.data.prompts)}) or empty",
+            f"must be one of data.prompts ({', '.join(prompts)}) or empty",
         )
+    return {
+        "seed": config.run.seed,
+        "heldout": config.data.heldout,
+        "heldout_from": files.index(Path(wanted)) if wanted else None,
+    }
 
 
-def _up_to_date(folder: Path, key: str) -> dict[str, Any] | None:
+def _kept(folder: Path, key: str) -> dict[str, Any] | None:
     """The ``meta.json`` of a folder that is of this key and whole; None otherwise.
 
     Raises:
@@ -138,19 +169,27 @@ def _up_to_date(folder: Path, key: str) -> dict[str, Any] | None:
     return found
 
 
-def _make(config: "Config", placement: "Placement", folder: Path) -> dict[str, Any]:
-    from runtime.dataset import write_dataset
+def _make(
+    config: "Config",
+    placement: "Placement",
+    prompts: Sequence[str],
+    records: "Sequence[Record]",
+    counts: "Counts",
+) -> "tuple[list[Sample], dict[str, Any]]":
+    """All samples of the records, and of ``meta.json`` what does not depend on the split.
+
+    ``prompts`` are the digests of the files that the records are from.
+    """
+    from runtime.answer_store import AnswerStore
+    from runtime.counts import ordered
+    from runtime.devices import enter_thread
     from runtime.embedding import fed_scale
     from runtime.errors import ConfigError, NoSamplesError
-    from runtime.samples import Counts, SampleMaker, split, to_sample
+    from runtime.samples import SampleMaker, to_samples
     from runtime.target import Target
-    from runtime.text import read_records
 
-    counts = Counts()
     context = largest_context(config)
-    records = read_records(config.data.prompts, counts.dropped)
-    if not records:
-        raise NoSamplesError("the prompt files hold nothing to use", counts.dropped)
+    enter_thread(placement.devices[0], placement.threads)
     say(f"loading target {config.target.model}")
     target = Target.load(
         config.target.model, device=placement.devices[0], dtype=placement.compute_dtype
@@ -160,81 +199,93 @@ def _make(config: "Config", placement: "Placement", folder: Path) -> dict[str, A
             "masks.entry.context", context, f"must be at most the target's {target.max_positions}"
         )
     fed_scale(target, config.drafter.embedding)
+    dtype = str(placement.compute_dtype).removeprefix("torch.")
     maker = SampleMaker(
         target=target,
         data=config.data,
         context=context,
         layer_ids=target.default_layer_ids(config.target.num_features),
         store=_stores(config, placement),
+        answers=AnswerStore(config.data.answers, target.digest, dtype),
         counts=counts,
     )
     drafts = maker.make(records)
-    train, heldout = split(
-        drafts, config.data.heldout, config.run.seed, heldout_from=config.data.heldout_from
-    )
-    if not train:
+    if not drafts:
         raise NoSamplesError(
-            f"no sample is left for training: {len(records)} records gave {len(drafts)} samples, "
-            f"data.heldout keeps {config.data.heldout} out",
-            +counts.dropped,
+            f"no sample came of {len(records)} records", counts.dropped, counts.places
         )
-    asked = config.data.heldout
-    missing = {"held-out samples asked for": asked} if len(heldout) < asked else {}
-    meta = {
-        "key": _key(config, placement, target.digest),
+    return to_samples(drafts), {
+        # Of a model of the hub more files may be there now than before it was loaded.
+        "key": _key(config, placement, prompts, target.digest),
         "target": {"name": target.name, "digest": target.digest},
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
         "layer_ids": list(maker.layer_ids),
         "features": "stored" if maker.store else "online",
         "feature_dtype": "bfloat16",
-        "feature_scale": maker.feature_scale(train),
+        "feature_scale": maker.feature_scale(drafts),
         "context": context,
-        "seed": config.run.seed,
+        "counts": {"records": len(records)},
+        "dropped": ordered(counts.dropped),
+        "places": dict(sorted(counts.places.items())),
+        "noted": ordered(counts.noted),
+    }
+
+
+def _write(
+    folder: Path,
+    samples: "Sequence[Sample]",
+    about: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Divide samples into train and held-out ones and write the folder; returns its meta."""
+    from runtime.dataset import write_dataset
+    from runtime.errors import NoSamplesError
+    from runtime.samples import split
+
+    asked = settings["heldout"]
+    train, heldout = split(samples, asked, settings["seed"], file=settings["heldout_from"])
+    if not train:
+        raise NoSamplesError(
+            f"no sample is left for training: data.heldout keeps {len(heldout)} of {len(samples)} "
+            "out",
+            about["dropped"],
+            about["places"],
+        )
+    missing = {"held-out samples asked for": asked} if len(heldout) < asked else {}
+    meta = {
+        **about,
+        "split": dict(settings),
         "counts": {
-            "records": len(records),
+            "records": about["counts"]["records"],
             "train samples": len(train),
             "held-out samples": len(heldout),
             **missing,
-            "train tokens": sum(len(draft.input_ids) for draft in train),
-            "train supervised tokens": sum(sum(draft.loss_mask) for draft in train),
+            "train tokens": sum(sample.input_ids.numel() for sample in train),
+            "train supervised tokens": sum(int(sample.loss_mask.sum()) for sample in train),
         },
-        "dropped": _sorted(counts.dropped),
-        "noted": _sorted(counts.noted),
     }
-    samples = {
-        name: [to_sample(d) for d in of] for name, of in (("train", train), ("heldout", heldout))
-    }
-    write_dataset(folder, samples, meta)
+    write_dataset(folder, {"train": train, "heldout": heldout}, meta)
     return meta
 
 
-def _key(config: "Config", placement: "Placement", target_digest: str) -> str:
-    """SHA-256 of everything that the folder's content depends on."""
-    from runtime.errors import ConfigError
+def _key(
+    config: "Config", placement: "Placement", prompts: Sequence[str], target_digest: str
+) -> str:
+    """SHA-256 of everything that the folder's samples depend on; the split is apart.
 
-    prompts = []
-    for path in map(Path, config.data.prompts):
-        try:
-            with path.open("rb") as stream:
-                prompts.append([path.suffix, hashlib.file_digest(stream, "sha256").hexdigest()])
-        except OSError as error:
-            raise ConfigError(
-                "data.prompts", str(path), f"must be a readable file ({error.strerror})"
-            ) from error
+    ``prompts`` are the digests of the files as they were read.
+    """
     data = config.data
     document = {
         "rules": RULES,
-        "prompts": prompts,
+        "prompts": list(prompts),
         "target": target_digest,
         "dtype": str(placement.compute_dtype),
         "num_features": config.target.num_features,
         "store": _stores(config, placement),
         "context": largest_context(config),
-        "seed": config.run.seed,
         "data": [
-            data.heldout,
-            data.heldout_from,
             data.max_new_tokens,
             data.min_answer_tokens,
             data.min_distinct_4grams,
@@ -251,12 +302,9 @@ def _stores(config: "Config", placement: "Placement") -> bool:
 
 def _table(meta: Mapping[str, Any], folder: str) -> dict[str, Any]:
     rows: dict[str, Any] = {"folder": folder, "target": meta["target"]["name"], **meta["counts"]}
-    rows |= {f"dropped: {reason}": count for reason, count in meta["dropped"].items()}
-    return rows | {f"noted: {what}": count for what, count in meta["noted"].items()}
-
-
-def _sorted(counter: Mapping[str, int]) -> dict[str, int]:
-    return {reason: count for reason, count in sorted(counter.items()) if count}
+    rows |= {f"{DROPPED}{reason}": count for reason, count in meta["dropped"].items()}
+    rows |= {f"noted: {what}": count for what, count in meta["noted"].items()}
+    return rows | {"places": meta["places"]}
 
 
 if __name__ == "__main__":

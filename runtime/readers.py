@@ -125,7 +125,7 @@ def _has_columns(head: bytes, delimiter: str) -> bool:
     if COLUMNS.issuperset(header) and (len(header) > 1 or rows[0] == header):
         return True
     # The first column of a table may be an index without a name.
-    named = all(header) or all(header[1:]) and all(row[:1] > [""] for row in rows[1:])
+    named = all(header) or (all(header[1:]) and all(row[:1] > [""] for row in rows[1:]))
     if len(header) < 2 or not named or len(rows) < 2:
         return False
     alike = sum(len(row) == len(header) for row in rows)
@@ -217,7 +217,9 @@ READERS: Sequence[Reader] = (
         matches=_begins(b"\xff\xfe\0\0", b"\0\0\xfe\xff"),
         unwrap=_from_utf("utf-32"),
     ),
-    Reader(name="UTF-16 text", matches=_begins(b"\xff\xfe", b"\xfe\xff"), unwrap=_from_utf("utf-16")),
+    Reader(
+        name="UTF-16 text", matches=_begins(b"\xff\xfe", b"\xfe\xff"), unwrap=_from_utf("utf-16")
+    ),
     *BINARY,
     Reader(
         name="an HTML or XML page, which is not read",

@@ -16,10 +16,8 @@ Rules, in this order:
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,8 +35,7 @@ from runtime.target import Target
 from runtime.text import Record
 
 FORWARD_TOKENS = 1024
-"""Tokens of one forward pass for features: as quick as 512 on two cores, and 4096 takes half as long
-again."""
+"""Tokens of one forward pass for features; with 4096 it takes half as long again on two cores."""
 SCALE_SAMPLES = 64
 """Samples that ``feature_scale`` is measured on where features are not stored."""
 
@@ -50,6 +47,8 @@ class Draft:
     identity: str
     """SHA-256 of its prompt; decides the split."""
     source: str
+    file: int = 0
+    """Which of the prompt files it is from."""
     input_ids: list[int]
     loss_mask: list[int]
     prompt_len: int
@@ -86,17 +85,18 @@ class SampleMaker:
                     self.counts.drop("duplicate prompt", draft.source)
                     continue
                 seen.add(draft.identity)
-                drafts.append(draft)
+                drafts.append(replace(draft, file=record.file))
         drafts = [draft for draft in drafts if not self._has_foreign_token(draft)]
         drafts = self._answer(drafts)
         kept = [fitted for draft in drafts if (fitted := self._fit(draft)) is not None]
-        return self._with_features(kept) if self.store else kept
+        return self._finite(self._with_features(kept)) if self.store else kept
 
     def feature_scale(self, drafts: Sequence[Draft]) -> list[float]:
         """Root mean square of each layer's features, K numbers.
 
-        Stored features are all used, else those of the first samples. The first token of each
-        sample is left out: models park a huge constant there, which would set the scale alone.
+        Stored features are all used, else those of the first samples; held-out ones too, so that
+        the split is free to change. The first token of each sample is left out: models park a huge
+        constant there, which would set the scale alone.
         """
         squares = torch.zeros(len(self.layer_ids), dtype=torch.float64)
         positions = 0
@@ -259,9 +259,12 @@ class SampleMaker:
                     self._forward(filled, batch, longest)
                     progress.advance(len(batch))
                     batch = []
+        return filled
+
+    def _finite(self, drafts: Sequence[Draft]) -> list[Draft]:
         finite = []
-        for draft in filled:
-            assert draft.features is not None, "filled by _forward"
+        for draft in drafts:
+            assert draft.features is not None, "filled by _with_features"
             if bool(draft.features.isfinite().all()):
                 finite.append(draft)
             else:
@@ -278,36 +281,42 @@ class SampleMaker:
 
 
 def split(
-    drafts: Sequence[Draft], heldout: int, seed: int, *, heldout_from: str = ""
-) -> tuple[list[Draft], list[Draft]]:
+    samples: Sequence[Sample], heldout: int, seed: int, *, file: int | None = None
+) -> tuple[list[Sample], list[Sample]]:
     """Keep ``heldout`` samples out of training, chosen by the hash of seed and prompt.
 
     Args:
-        drafts: Samples.
+        samples: All of them, in any order; identities differ.
         heldout: How many to keep out.
         seed: Keys the choice.
-        heldout_from: Choose among the samples of this file only; of all files when empty.
+        file: Choose among the samples of this prompt file only; of all files when None.
 
     Returns:
         Train and held-out samples, each in the order given.
     """
-    eligible = [draft for draft in drafts if not heldout_from or _is_from(draft, heldout_from)]
-    ranked = sorted(eligible, key=lambda draft: _sha256(f"{seed}:{draft.identity}"))
-    chosen = {draft.identity for draft in ranked[:heldout]}
+    eligible = [sample for sample in samples if file is None or sample.file == file]
+    ranked = sorted(eligible, key=lambda sample: _sha256(f"{seed}:{sample.identity}"))
+    chosen = {sample.identity for sample in ranked[:heldout]}
     return (
-        [draft for draft in drafts if draft.identity not in chosen],
-        [draft for draft in drafts if draft.identity in chosen],
+        [sample for sample in samples if sample.identity not in chosen],
+        [sample for sample in samples if sample.identity in chosen],
     )
 
 
-def to_sample(draft: Draft) -> Sample:
-    """The tensors that are written."""
-    return Sample(
-        input_ids=torch.tensor(draft.input_ids, dtype=torch.int32),
-        loss_mask=torch.tensor(draft.loss_mask, dtype=torch.uint8),
-        prompt_len=draft.prompt_len,
-        features=draft.features,
-    )
+def to_samples(drafts: Sequence[Draft]) -> list[Sample]:
+    """What is written of drafts."""
+    return [
+        Sample(
+            input_ids=torch.tensor(draft.input_ids, dtype=torch.int32),
+            loss_mask=torch.tensor(draft.loss_mask, dtype=torch.uint8),
+            prompt_len=draft.prompt_len,
+            features=draft.features,
+            identity=draft.identity,
+            file=draft.file,
+            index=index,
+        )
+        for index, draft in enumerate(drafts)
+    ]
 
 
 def _last_answer_start(loss_mask: Sequence[int]) -> int:
@@ -319,11 +328,6 @@ def _last_answer_start(loss_mask: Sequence[int]) -> int:
     while start and loss_mask[start - 1]:
         start -= 1
     return start if end else len(loss_mask)
-
-
-def _is_from(draft: Draft, file: str) -> bool:
-    """Whether a draft's source is the file (plain text) or a line of it."""
-    return re.fullmatch(re.escape(str(Path(file))) + r"(:\d+)?", draft.source) is not None
 
 
 def _identity(content: Any) -> str:

@@ -107,7 +107,9 @@ def _open(path: Path) -> PromptFile:
         if isinstance(error, ConfigError):
             raise
         found = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError("data.prompts", str(path), f"must be a readable file ({found})") from error
+        raise ConfigError(
+            "data.prompts", str(path), f"must be a readable file ({found})"
+        ) from error
     return PromptFile(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
 
 

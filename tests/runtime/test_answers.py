@@ -5,7 +5,13 @@ from transformers.cache_utils import DynamicLayer
 from runtime.answers import KVBuffer, answer_all, distinct_share, step_count
 from tests.runtime.tiny_llama import prompts, tiny_target
 
-LAYER_IDS = (1, 4)
+
+def answered(target, questions, limits, **options):
+    """All answers, in the order of the prompts."""
+    found = {}
+    for batch in answer_all(target, questions, limits, **options):
+        found |= batch
+    return [found[row] for row in range(len(questions))]
 
 
 def greedy(target, prompt, limit):
@@ -31,25 +37,23 @@ def test_answers_equal_greedy_decoding_one_by_one(batch):
     target = ending_target()
     questions = prompts(9)
     limits = [1, 12, 7, 12, 12, 3, 12, 12, 12]
-    answers = answer_all(target, questions, limits, batch=batch)
+    answers = answered(target, questions, limits, batch=batch)
     expected = [greedy(target, *pair) for pair in zip(questions, limits, strict=True)]
     assert [answer.token_ids for answer in answers] == expected
     ends = [tokens[-1] in (2, 5, 9) for tokens in expected]
     assert [answer.ended for answer in answers] == ends
     assert 0 < sum(ends) < 9, "the model must end some answers and not others"
-    assert all(answer.features is None for answer in answers)
 
 
-def test_features_equal_a_forward_pass_over_prompt_and_answer():
+def test_what_is_left_between_two_batches_is_batched_as_before():
     target = ending_target()
-    questions = prompts(6)
-    answers = answer_all(target, questions, [10] * 6, batch=6, layer_ids=LAYER_IDS)
-    for question, answer in zip(questions, answers, strict=True):
-        whole = torch.tensor([list(question) + answer.token_ids])
-        states = target.model(input_ids=whole, output_hidden_states=True).hidden_states
-        expected = torch.cat([states[layer + 1] for layer in LAYER_IDS], dim=-1)[0]
-        assert answer.features.dtype == torch.bfloat16
-        torch.testing.assert_close(answer.features.float(), expected, rtol=0.01, atol=0.01)
+    questions = prompts(10)[::-1] + prompts(3)
+    batches = list(answer_all(target, questions, [5] * 13, batch=3))
+    assert [len(batch) for batch in batches] == [3, 3, 3, 3, 1]
+    left = [row for batch in batches[2:] for row in batch]
+    rest = sorted(left)
+    again = list(answer_all(target, [questions[row] for row in rest], [5] * len(rest), batch=3))
+    assert [[rest[row] for row in batch] for batch in again] == [list(b) for b in batches[2:]]
 
 
 def test_steps_reported_are_the_steps_announced():
@@ -57,7 +61,7 @@ def test_steps_reported_are_the_steps_announced():
     questions = prompts(7)
     limits = [6, 6, 6, 6, 2, 2, 2]
     done = []
-    answer_all(target, questions, limits, batch=3, advance=done.append)
+    answered(target, questions, limits, batch=3, advance=done.append)
     assert sum(done) == step_count(questions, limits, 3)
 
 
@@ -74,7 +78,7 @@ def test_sliding_layers_keep_their_own_cache():
     )  # fmt: skip
     target = Target(Gemma2ForCausalLM(config), tiny_target().tokenizer, name="sliding")
     questions = prompts(3)
-    answers = answer_all(target, questions, [8] * 3, batch=3)
+    answers = answered(target, questions, [8] * 3, batch=3)
     assert [a.token_ids for a in answers] == [greedy(target, q, 8) for q in questions]
 
 

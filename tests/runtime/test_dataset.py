@@ -1,13 +1,21 @@
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from runtime.dataset import Dataset, Sample, check_replaceable, read_meta, write_dataset
+from runtime.dataset import (
+    Dataset,
+    Sample,
+    check_replaceable,
+    read_meta,
+    read_samples,
+    write_dataset,
+)
 from runtime.errors import DatasetError
 
 K, H = 2, 8
@@ -74,6 +82,27 @@ def test_files_are_as_documented(folder):
     assert arrays["offsets"].tolist() == [0, 5, 14, 18]
     with safe_open(folder / "train.features.safetensors", "pt") as stored:
         assert stored.get_slice("features").get_shape() == [18, K * H]
+
+
+def test_samples_of_all_splits_come_back_in_order(tmp_path):
+    plain = make([5, 9, 4, 7])
+    known = [
+        replace(sample, identity=f"{i:064x}", file=i // 2, index=i)
+        for i, sample in enumerate(plain)
+    ]
+    write_dataset(tmp_path / "a", {"train": known[1::2], "heldout": known[::2]}, META)
+    found = read_samples(tmp_path / "a")
+    assert [(s.identity, s.file, s.index) for s in found] == [
+        (s.identity, s.file, s.index) for s in known
+    ]
+    for sample, expected in zip(found, known, strict=True):
+        assert torch.equal(sample.input_ids, expected.input_ids)
+        assert torch.equal(sample.features, expected.features.bfloat16())
+    # Another division of what came back is what a division of the samples themselves is.
+    for name, samples in (("b", found), ("c", known)):
+        write_dataset(tmp_path / name, {"train": samples[:3], "heldout": samples[3:]}, META)
+    for path in (tmp_path / "b").iterdir():
+        assert path.read_bytes() == (tmp_path / "c" / path.name).read_bytes()
 
 
 def test_features_may_be_left_out(tmp_path):

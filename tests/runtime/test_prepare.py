@@ -1,11 +1,14 @@
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from runtime.answer_store import AnswerStore
 from runtime.chat import check_messages
 from runtime.config import parse_config
 from runtime.dataset import Dataset
@@ -52,6 +55,7 @@ num_features = 2
 [data]
 prompts = [{json.dumps(str(tmp_path / "prompts.jsonl"))}]
 folder = {json.dumps(str(tmp_path / "data"))}
+answers = {json.dumps(str(tmp_path / "answers"))}
 heldout = 2
 max_new_tokens = 8
 min_answer_tokens = 1
@@ -83,7 +87,8 @@ def rows(result):
 def test_prompts_become_a_dataset(run, tmp_path):
     result = run()
     assert "train samples                        6" in result.stdout
-    assert "dropped: no messages                 1" in result.stdout
+    place = f"{tmp_path / 'prompts.jsonl'}:9"
+    assert f"dropped: no messages                 1  {place}\n" in result.stdout
     assert "answering 8 prompts: 100 %" in result.stderr
     train, heldout = (Dataset.open(tmp_path / "data", name) for name in ("train", "heldout"))
     assert (len(train), len(heldout)) == (6, 2)
@@ -116,20 +121,172 @@ def test_second_preparation_is_equal_bit_for_bit(run, tmp_path):
         assert (tmp_path / "data" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+def folder_bytes(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @pytest.mark.parametrize(
-    "change", ["run.seed=2", "data.heldout=3", "data.max_new_tokens=4", "data.features=online"]
+    "change",
+    [
+        "data.max_new_tokens=4",
+        "data.features=online",
+        "data.min_answer_tokens=2",
+        "data.min_distinct_4grams=0.1",
+        f"masks.entry=[{{context = 96, {ENTRY}}}]",
+    ],
 )
-def test_other_settings_are_prepared_again(run, change):
+def test_other_samples_are_made_of_the_same_answers(run, change):
     run()
-    assert "up to date" not in run("--set", change).stdout
+    again = run("--set", change)
+    assert "up to date" not in again.stdout
+    assert "answering 0 prompts (8 answers are there)" in again.stderr
     assert "up to date" in run("--set", change).stdout
 
 
-def test_other_prompts_are_prepared_again(run, tmp_path):
+@pytest.mark.parametrize("change", ["run.seed=2", "data.heldout=3", "data.heldout_from={prompts}"])
+def test_another_split_asks_the_target_nothing(run, tmp_path, monkeypatch, change):
+    change = change.format(prompts=tmp_path / "prompts.jsonl")
+    fresh = tmp_path / "fresh"
+    run("--set", change, "--set", f"data.folder={fresh}")
+    run()
+    monkeypatch.setattr(Target, "load", None)
+    again = run("--set", change)
+    assert "up to date" not in again.stdout
+    assert folder_bytes(tmp_path / "data") == folder_bytes(fresh)
+    assert "up to date" in run("--set", change).stdout
+    run()
+    assert "up to date" in run().stdout
+
+
+def test_longer_answers_are_asked_for(run):
+    run()
+    assert "answering 8 prompts: 100 %" in run("--set", "data.max_new_tokens=9").stderr
+
+
+def test_one_more_prompt_is_one_more_answer(run, tmp_path):
     run()
     with (tmp_path / "prompts.jsonl").open("a") as stream:
         stream.write('{"prompt": "one more"}\n')
-    assert rows(run("--json"))["train samples"] == 7
+    again = run("--json")
+    assert rows(again)["train samples"] == 7
+    assert "answering 1 prompts (8 answers are there): 100 %" in again.stderr
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_stopped_run_goes_on_where_it_was(run, tmp_path, monkeypatch, kept):
+    batches = ["--set", "data.batch=3"]
+    whole = ["--set", f"data.folder={tmp_path / 'whole'}"]
+    run(*batches, *whole, "--set", f"data.answers={tmp_path / 'apart'}")
+    add, added = AnswerStore.add, []
+
+    def stop_at(store, *args):
+        if len(added) == kept:
+            raise KeyboardInterrupt
+        added.append(args)
+        add(store, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerStore, "add", stop_at)
+        run(*batches, code=130)
+    again = run(*batches)
+    assert f"answering {8 - 3 * kept} prompts ({3 * kept} answers are there)" in again.stderr
+    assert folder_bytes(tmp_path / "data") == folder_bytes(tmp_path / "whole")
+
+
+SLOWLY = """
+import time
+from runtime.prepare import main
+from runtime.target import Target
+extend = Target.extend
+Target.extend = lambda *args, **options: (time.sleep(0.1), extend(*args, **options))[1]
+main()
+"""
+
+
+def test_a_killed_run_goes_on_where_it_was(run, tmp_path):
+    run_file = ["--config", str(tmp_path / "run.toml"), "--set", "data.batch=3"]
+    killed = subprocess.Popen([sys.executable, "-c", SLOWLY, *run_file], stderr=subprocess.DEVNULL)
+    while (
+        not any(tmp_path.glob("answers/*.jsonl"))
+        or not next(tmp_path.glob("answers/*.jsonl")).stat().st_size
+    ):
+        assert killed.poll() is None
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "data").exists()
+    again = run("--set", "data.batch=3")
+    assert "3 answers are there" in again.stderr or "6 answers are there" in again.stderr
+    apart = [
+        "--set",
+        f"data.answers={tmp_path / 'apart'}",
+        "--set",
+        f"data.folder={tmp_path}/whole",
+    ]
+    run("--set", "data.batch=3", *apart)
+    assert folder_bytes(tmp_path / "data") == folder_bytes(tmp_path / "whole")
+
+
+def test_prompts_saved_meanwhile_are_not_taken_for_those_that_were_read(run, tmp_path, monkeypatch):
+    load = Target.load
+
+    def saving(*args, **options):
+        with (tmp_path / "prompts.jsonl").open("a") as stream:
+            stream.write('{"prompt": "saved while the target loads"}\n')
+        return load(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "load", saving)
+        assert rows(run("--json"))["records"] == 9
+    again = run("--json")
+    assert "up to date" not in again.stdout
+    assert rows(again)["records"] == 10
+
+
+def test_only_what_the_samples_depend_on_is_in_the_key(run, tmp_path):
+    run()
+    moved = tmp_path / "elsewhere" / "named.txt"
+    moved.parent.mkdir()
+    (tmp_path / "prompts.jsonl").rename(moved)
+    os.utime(moved, (1, 1))
+    options = ["--set", f"data.prompts={moved}", "--set", "data.batch=2"]
+    assert "up to date" in run(*options, "--set", "data.answers=nowhere").stdout
+
+
+def test_bad_lines_are_told_with_their_places(run, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    bad = [b"[" * 100_000, b'{"prompt": "\\ud800"}', b'{"prompt": "\xe9"}', b'{"instruction": "x"}']
+    path.write_bytes(b"\n".join([*bad, path.read_bytes()]))
+    result = run("--json")
+    found = rows(result)
+    assert found["train samples"] == 6
+    assert found["dropped: nested too deeply"] == 1
+    assert found["places"]["nested too deeply"] == [f"{path}:1"]
+    assert found["places"]["text not UTF-8"] == [f"{path}:2 (half a surrogate pair)"]
+    assert found["places"]["line not UTF-8"] == [f"{path}:3 (byte 13)"]
+    assert found["places"]["neither messages nor prompt"] == [f"{path}:4 (found keys instruction)"]
+    assert json.loads((tmp_path / "data" / "meta.json").read_text())["places"] == found["places"]
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"PAR1\x15\x04", "found Parquet"),
+        (b"prompt,answer\nwhy?,so\n", "found a table"),
+        (b"\x80\x81\x82\n\xff", "found neither UTF-8 text nor"),
+    ],
+)
+def test_a_file_that_is_not_read_is_refused_before_the_target_is_loaded(
+    run, tmp_path, monkeypatch, content, found
+):
+    monkeypatch.setattr(Target, "load", None)
+    (tmp_path / "more.jsonl").write_bytes(content)
+    both = json.dumps([str(tmp_path / "prompts.jsonl"), str(tmp_path / "more.jsonl")])
+    result = run("--set", f"data.prompts={both}", code=2)
+    assert f"data.prompts = '{tmp_path / 'more.jsonl'}': must be JSON Lines" in result.stderr
+    assert found in result.stderr
+    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "answers").exists()
 
 
 @pytest.mark.parametrize(
@@ -192,20 +349,22 @@ def test_plain_text_needs_no_answers(run, tmp_path):
     assert "noted: answered" not in found
 
 
-def test_nothing_left_is_an_error_with_counts(run):
+def test_nothing_left_is_an_error_with_counts(run, tmp_path):
     result = run("--set", "data.min_answer_tokens=20", code=1)
-    assert "no sample is left for training" in result.stderr
-    assert "no messages: 1, too few supervised tokens: 8" in result.stderr
+    assert "no sample came of 9 records (no messages: 1 from " in result.stderr
+    assert f"too few supervised tokens: 8 from {tmp_path / 'prompts.jsonl'}:1)" in result.stderr
 
 
 def test_everything_held_out_is_an_error(run):
-    assert "data.heldout keeps 8 out" in run("--set", "data.heldout=8", code=1).stderr
+    assert "data.heldout keeps 8 of 8 out" in run("--set", "data.heldout=8", code=1).stderr
 
 
 def test_file_without_records(run, tmp_path):
     (tmp_path / "prompts.jsonl").write_text("\n{}\n")
     result = run(code=1)
-    assert "hold nothing to use (blank line: 1, neither messages nor prompt: 1)" in result.stderr
+    assert f"hold nothing to use (blank line: 1 from {tmp_path / 'prompts.jsonl'}:1, neither" in (
+        result.stderr
+    )
 
 
 def test_refused_sample_is_named(run, tmp_path):

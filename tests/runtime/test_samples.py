@@ -1,15 +1,16 @@
 """The rules by which records become samples, with given answers in place of the target's."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from runtime import samples
+from runtime.answer_store import AnswerStore
 from runtime.answers import Answer
 from runtime.config import DataConfig
+from runtime.counts import Counts
+from runtime.dataset import Sample
 from runtime.errors import SampleTooLongError
-from runtime.samples import Counts, SampleMaker, split, to_sample
+from runtime.samples import SampleMaker, split, to_samples
 from runtime.text import Record
 from tests.runtime.tiny_text import EOS, byte_target
 
@@ -22,19 +23,22 @@ def target():
     return byte_target()
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Answers are kept in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def answered(monkeypatch):
     """Text of the answer to every prompt; ended unless it fills its limit."""
     given = {"text": "a fine answer", "asked": []}
 
-    def answer_all(target, prompts, limits, *, batch, layer_ids, advance):
+    def answer_all(target, prompts, limits, *, batch, advance):
         given["asked"] += list(zip(prompts, limits, strict=True))
-        found = []
-        for prompt, limit in zip(prompts, limits, strict=True):
+        for row, limit in enumerate(limits):
             ids = [*target.tokenizer(given["text"])["input_ids"], EOS][:limit]
-            features = torch.ones(len(prompt) + len(ids), 64).bfloat16() if layer_ids else None
-            found.append(Answer(token_ids=ids, ended=ids[-1] == EOS, features=features))
-        return found
+            yield {row: Answer(token_ids=ids, ended=ids[-1] == EOS)}
 
     monkeypatch.setattr(samples, "answer_all", answer_all)
     return given
@@ -48,6 +52,7 @@ def maker(target, *, context=CONTEXT, store=False, **options):
         context=context,
         layer_ids=LAYER_IDS,
         store=store,
+        answers=AnswerStore("answers", "d" * 64, "float32"),
         counts=Counts(),
     )
 
@@ -75,6 +80,7 @@ def test_prompt_is_answered(target, answered):
         "answered": 1, "answer tokens": 14, "answers ended by the model": 1
     }  # fmt: skip
     assert not +made.counts.dropped
+    assert not made.counts.places
 
 
 def test_answer_that_reaches_its_limit_is_kept(target, answered):
@@ -110,6 +116,7 @@ def test_same_prompt_counts_once(target, answered):
     made = maker(target)
     assert len(made.make([prompt("hi"), talk("hi", "yes, hello"), prompt("ho")])) == 2
     assert +made.counts.dropped == {"duplicate prompt": 1}
+    assert made.counts.places == {"duplicate prompt": ["p:2"]}
 
 
 def test_odd_conversations_are_counted(target, answered):
@@ -153,6 +160,7 @@ def test_too_long_is_cut(target, answered, store):
     (draft,) = made.make([prompt("hello there")])
     assert len(draft.input_ids) == len(draft.loss_mask) == 40
     assert made.counts.noted["cut at the largest context"] == 1
+    assert (draft.features is not None) == store
     assert draft.features is None or draft.features.shape == (40, 64)
 
 
@@ -211,13 +219,14 @@ def test_features_that_are_not_finite_are_dropped(target, answered, monkeypatch)
     monkeypatch.setattr(
         target, "features", lambda ids, layers: torch.full((*ids.shape, 64), torch.nan)
     )
-    assert len(made.make([prompt("hi"), talk("ho", "yes, hello")])) == 1
-    assert +made.counts.dropped == {"features not finite": 1}
+    assert not made.make([prompt("hi"), talk("ho", "yes, hello")])
+    assert +made.counts.dropped == {"features not finite": 2}
 
 
-def test_missing_features_come_from_forward_passes(target, answered):
+def test_features_come_from_forward_passes(target, answered):
     made = maker(target, store=True)
     records = [talk(f"question {i}", "a longer answer " * (i + 1)) for i in range(3)]
+    records += [prompt("hi")]
     drafts = made.make(records)
     for draft in drafts:
         expected = target.features(torch.tensor([draft.input_ids]), LAYER_IDS)[0]
@@ -235,52 +244,72 @@ def test_feature_scale_leaves_the_first_token_out(target, answered):
 def test_feature_scale_without_stored_features(target, answered):
     drafts = maker(target).make([prompt("hi"), prompt("a longer question")])
     stored = maker(target, store=True)
-    filled = [stored._with_features([draft])[0] for draft in drafts]
-    expected = stored.feature_scale(filled)
+    expected = stored.feature_scale(stored.make([prompt("hi"), prompt("a longer question")]))
     assert maker(target).feature_scale(drafts) == pytest.approx(expected, rel=1e-3)
 
 
-def test_split_is_by_hash_of_seed_and_prompt(target, answered):
-    drafts = maker(target).make([prompt(f"question {i}") for i in range(40)])
-    train, heldout = split(drafts, 10, seed=1)
+def test_answers_that_are_there_are_not_made_again(target, answered):
+    first = maker(target).make([prompt("hi"), prompt("ho")])
+    answered["asked"].clear()
+    more = maker(target).make([prompt("one more"), prompt("ho"), prompt("hi")])
+    assert [decode(target, ids) for ids, _ in answered["asked"]] == [
+        "<s><user>\none more</s>\n<assistant>\n"
+    ]
+    assert [draft.input_ids for draft in more[1:]] == [draft.input_ids for draft in first[::-1]]
+    answered["asked"].clear()
+    # Rules about answers ask for none, nor does more room for those that have ended.
+    for options in ({"min_answer_tokens": 1}, {"min_distinct_4grams": 1.0}, {"batch": 1}):
+        maker(target, **options).make([prompt("hi"), prompt("ho")])
+    maker(target, context=60, max_new_tokens=18).make([prompt("hi"), prompt("ho")])
+    assert not answered["asked"]
+
+
+def samples_of(count, file=lambda i: 0):
+    ones = torch.ones(2)
+    return [
+        Sample(input_ids=ones, loss_mask=ones, prompt_len=1, identity=f"{i}", file=file(i), index=i)
+        for i in range(count)
+    ]
+
+
+def test_split_is_by_hash_of_seed_and_prompt():
+    found = samples_of(40)
+    train, heldout = split(found, 10, seed=1)
     assert (len(train), len(heldout)) == (30, 10)
-    assert {d.identity for d in train}.isdisjoint(d.identity for d in heldout)
-    again = split(list(reversed(drafts)), 10, seed=1)[1]
-    assert {d.identity for d in again} == {d.identity for d in heldout}
-    other = split(drafts, 10, seed=2)[1]
-    assert {d.identity for d in other} != {d.identity for d in heldout}
+    assert sorted(sample.index for sample in train + heldout) == list(range(40))
+    again = split(found[::-1], 10, seed=1)[1]
+    assert {s.identity for s in again} == {s.identity for s in heldout}
+    other = split(found, 10, seed=2)[1]
+    assert {s.identity for s in other} != {s.identity for s in heldout}
     # Dropping a training sample moves nothing.
-    fewer = [draft for draft in drafts if draft is not train[0]]
-    assert [d.identity for d in split(fewer, 10, seed=1)[1]] == [d.identity for d in heldout]
+    fewer = [sample for sample in found if sample is not train[0]]
+    assert [s.identity for s in split(fewer, 10, seed=1)[1]] == [s.identity for s in heldout]
 
 
-@pytest.mark.parametrize("spelled", ["a/p.jsonl", "./a//p.jsonl"])
-def test_split_takes_heldout_from_one_file(target, answered, spelled):
-    sources = ["a/p.jsonl:1", "a/p.jsonl:12", "a/p.jsonl.txt", "b/a/p.jsonl:3", "a/pxjsonl:4"]
-    (draft,) = maker(target).make([prompt("hi")])
-    drafts = [replace(draft, source=source, identity=source) for source in sources]
-    train, heldout = split(drafts, 9, seed=1, heldout_from=spelled)
-    assert [draft.source for draft in heldout] == sources[:2]
-    assert [draft.source for draft in train] == sources[2:]
+def test_split_takes_heldout_from_one_file():
+    found = samples_of(9, file=lambda i: i % 3)
+    train, heldout = split(found, 9, seed=1, file=2)
+    assert [sample.index for sample in heldout] == [2, 5, 8]
+    assert [sample.index for sample in train] == [0, 1, 3, 4, 6, 7]
 
 
-def test_split_takes_heldout_from_plain_text(target, answered):
+def test_split_without_heldout():
+    found = samples_of(2)
+    assert split(found, 0, seed=1) == (found, [])
+
+
+def test_to_samples(target, answered):
+    drafts = maker(target, store=True).make([prompt("hi"), prompt("ho")])
+    for index, (draft, sample) in enumerate(zip(drafts, to_samples(drafts), strict=True)):
+        assert sample.input_ids.tolist() == draft.input_ids
+        assert sample.loss_mask.tolist() == draft.loss_mask
+        assert (sample.input_ids.dtype, sample.loss_mask.dtype) == (torch.int32, torch.uint8)
+        assert sample.features is draft.features
+        assert (sample.identity, sample.index) == (draft.identity, index)
+
+
+def test_samples_know_their_file(target, answered):
     text = "abcdefghijklmnopqrstuvwxyz0123456789"
-    records = [Record(source="a.txt", text=text), Record(source="b.txt", text=text[::-1])]
-    drafts = maker(target, context=16).make(records)
-    heldout = split(drafts, 2, seed=1, heldout_from="b.txt")[1]
-    assert [draft.source for draft in heldout] == ["b.txt", "b.txt"]
-
-
-def test_split_without_heldout(target, answered):
-    drafts = maker(target).make([prompt("hi")])
-    assert split(drafts, 0, seed=1) == (drafts, [])
-
-
-def test_to_sample(target, answered):
-    (draft,) = maker(target, store=True).make([prompt("hi")])
-    sample = to_sample(draft)
-    assert sample.input_ids.tolist() == draft.input_ids
-    assert sample.loss_mask.tolist() == draft.loss_mask
-    assert (sample.input_ids.dtype, sample.loss_mask.dtype) == (torch.int32, torch.uint8)
-    assert sample.features is draft.features
+    records = [Record(source="a.txt", file=3, text=text), talk("hi", "yes, hello, and more")]
+    drafts = maker(target, context=35).make(records)
+    assert [sample.file for sample in to_samples(drafts)] == [3, 0]

@@ -31,6 +31,7 @@ num_features = 2
 [data]
 prompts = ["{root}/prompts.jsonl"]
 folder = "{root}/data"
+answers = "{root}/answers"
 heldout = 3
 max_new_tokens = 24
 min_answer_tokens = 4
