@@ -76,8 +76,10 @@ def read_records(files: Sequence[PromptFile], counts: Counts) -> list[Record]:
     records = []
     for index, (file, (reader, content)) in enumerate(zip(files, opened, strict=True)):
         assert reader.read is not None, "find_reader refuses others"
+        # A name may have bytes that are no UTF-8, and the places are printed.
+        name = str(file.path).encode("utf-8", "backslashreplace").decode()
         for piece in reader.read(content):
-            source = str(file.path) if piece.line is None else f"{file.path}:{piece.line}"
+            source = name if piece.line is None else f"{name}:{piece.line}"
             try:
                 records.append(_record(piece, source, index, counts))
             except _LeftOutError as error:

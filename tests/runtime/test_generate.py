@@ -143,3 +143,11 @@ def test_empty_prompt(workplace, prompt):
     result = invoke(root, "--prompt", prompt)
     assert result.exit_code == ConfigError.exit_code == 2
     assert result.stderr == f"Error: --prompt = {prompt!r}: must not be empty\n"
+
+
+@pytest.mark.parametrize("prompt", ["caf\udce9", "half a pair: \ud83d"])
+def test_a_prompt_that_is_no_utf_8(workplace, prompt):
+    root, _, _ = workplace
+    result = invoke(root, "--prompt", prompt)
+    assert result.exit_code == 2
+    assert result.stderr == f"Error: --prompt = {prompt!r}: must be UTF-8\n"

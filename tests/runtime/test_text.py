@@ -186,6 +186,12 @@ def test_files_are_read_in_the_order_given(tmp_path):
     assert [record.file for record in records] == [0, 1]
 
 
+def test_a_name_that_is_no_utf_8(tmp_path):
+    _, counts, _ = read(tmp_path, b"{\n", "caf\udce9.jsonl")
+    (place,) = counts.places["line not JSON"]
+    assert place.encode().startswith(f"{tmp_path}/caf\\udce9.jsonl:1 (".encode())
+
+
 def test_missing_file_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.prompts.*none\.jsonl.*No such file") as caught:
         open_prompts([tmp_path / "none.jsonl"])
