@@ -187,8 +187,8 @@ def test_files_are_read_in_the_order_given(tmp_path):
 
 
 def test_a_name_that_is_no_utf_8(tmp_path):
-    _, counts, _ = read(tmp_path, b"{\n", "caf\udce9.jsonl")
-    (place,) = counts.places["line not JSON"]
+    _, counts, _ = read(tmp_path, b"{}\n", "caf\udce9.jsonl")
+    (place,) = counts.places["neither messages nor prompt"]
     assert place.encode().startswith(f"{tmp_path}/caf\\udce9.jsonl:1 (".encode())
 
 
