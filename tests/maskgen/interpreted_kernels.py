@@ -17,6 +17,11 @@ def causal(Q_LEN, KV_LEN):
     return RowIntervals(torch.zeros_like(ends), ends, KV_LEN)
 
 
+def everything(Q_LEN, KV_LEN):
+    starts, ends = torch.zeros(2, 1, 1, 1, Q_LEN, dtype=torch.int32)
+    return RowIntervals(starts, ends + KV_LEN, KV_LEN)
+
+
 def drafts(B, anchors, size, context):
     """A DFlash-like mask: each row sees the context before its anchor, and its own block."""
     Q_LEN = anchors * size
@@ -50,6 +55,10 @@ CASES = {
     "many spans": (scattered(1, 1, 8, 100, 300, 2), 32),
     "long rows of spans": (scattered(1, 1, 3, 256, 700, 3, rows=256), 64),
     "drafts": (drafts(2, 32, 8, 200), 32),
+    # Every cell visible: only a ragged last row or column of blocks is partial.
+    "everything, ragged rows": (everything(40, 320), 16),
+    "everything, ragged columns": (everything(64, 300), (32, 16)),
+    "everything, both": (everything(19, 50), 16),
     "nothing": (RowIntervals(*torch.zeros(2, 1, 1, 1, 40, dtype=torch.int32), 40), 16),
     "one cell": (causal(1, 1), 16),
 }

@@ -31,6 +31,13 @@ def test_two_halves_of_a_block_by_two_spans_make_it_full():
     assert classify.block_kinds(starts, ends, 16, (16, 16)).tolist() == [[[[2]]]]
 
 
+@pytest.mark.parametrize("reversed_span", [(12, 3), (20, 0), (16, 15)])
+def test_a_span_that_ends_before_it_starts_counts_nothing(reversed_span):
+    # One row sees one cell of the first block; what the others say must not take it away.
+    starts, ends = spans(*[[reversed_span]] * 15, [(5, 6)])
+    assert classify.block_kinds(starts, ends, 32, (16, 16)).tolist() == [[[[1, 0]]]]
+
+
 def dense_kinds(starts, ends, KV_LEN, BLOCK_SIZE):
     kv = torch.arange(KV_LEN)
     dense = ((kv >= starts[..., None]) & (kv < ends[..., None])).any(2).numpy()

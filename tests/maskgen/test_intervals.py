@@ -74,6 +74,27 @@ def test_a_drawn_mask_and_its_canonical_spans():
     assert spans.row_counts()[0, 0].tolist() == [4, 3, 4, 5, 0]
 
 
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([[(0, 2), (0, 0)], [(1, 4)]], [[(0, 2)], [(1, 4)]]),
+        ([[(0, 2), (2, 4)]], [[(0, 4)]]),
+        ([[(0, 2), (1, 4)]], [[(0, 4)]]),
+        ([[(3, 5), (0, 2)]], [[(0, 2), (3, 5)]]),
+        ([[(0, 0), (0, 2)]], [[(0, 2)]]),
+        ([[(4, 4)], [(0, 2)]], [[(0, 0)], [(0, 2)]]),
+    ],
+    ids=["spare slot", "touching", "overlapping", "unsorted", "empty first", "empty elsewhere"],
+)
+def test_what_is_not_the_canonical_form(rows, wanted):
+    spans = of_rows(rows, 6)
+    assert not spans.is_canonical
+    canonical, wanted = spans.canonical(), of_rows(wanted, 6)
+    assert wanted.is_canonical
+    assert torch.equal(canonical.starts, wanted.starts)
+    assert torch.equal(canonical.ends, wanted.ends)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_canonical_form_and_complement_equal_the_dense_mask(data):

@@ -26,7 +26,7 @@ def run(script, **environment):
 
 def test_the_kernels_write_the_tables_of_the_cpu_builder():
     cases = run("interpreted_kernels.py", TRITON_INTERPRET="1")
-    assert len(cases) == 12
+    assert len(cases) == 15
     assert [case for case in cases if case["bad"]] == []
     # The cases are worth something only where all kinds of blocks occur.
     assert sum(case["full"] > 0 for case in cases) >= 5

@@ -256,6 +256,8 @@ def test_tables_into_overwrites_static_buffers():
         (torch.zeros(1, 1, 1, 40), None, r"starts = \(\(1, 1, 1, 40\), torch.float32\)"),
         (torch.zeros(1, 1, 40, 2).int().transpose(2, 3), None, "must be contiguous int32"),
         (torch.zeros(2, 1, 1, 40).int(), None, r"starts.shape = .* of the tables, \(1, 1, 40\)"),
+        (torch.zeros(1, 2, 1, 40).int(), None, r"starts.shape = \(1, 2, 1, 40\)"),
+        (torch.zeros(1, 1, 1, 41).int(), None, r"starts.shape = \(1, 1, 1, 41\)"),
         (torch.zeros(1, 1, 1, 40).int(), torch.zeros(1, 1, 2, 40).int(), "ends.shape"),
         (torch.zeros(1, 1, 1, 40, dtype=torch.int32, device="meta"), None, "must be on cpu"),
     ],

@@ -210,6 +210,55 @@ CASES = [
         },
         True,
     ),
+    # Every convention with the order in a block said by the caller; W is the shortest window that
+    # all of them have a rule for.
+    *(
+        Case(
+            "dflash",
+            24,
+            64,
+            {
+                "draft_block_size": 6,
+                "anchors": [[3, 11, 28, 39], [2, 20, 20, 0]],
+                "n_valid": [4, 3],
+                "layer": "sliding",
+                "in_block": in_block,
+                "window": 6,
+                "convention": convention,
+            },
+            True,
+        )
+        for convention in (
+            "specforge",
+            "speculators",
+            "speculators_non_causal",
+            "modelopt",
+            "nemo",
+            "sglang",
+            "vllm",
+        )
+        for in_block in ("causal", "bidirectional")
+    ),
+    Case(
+        "dflash",
+        12,
+        32,
+        {"draft_block_size": 4, "anchors": [2, 9, 19], "layer": "sliding", "window": 3},
+        True,
+    ),
+    # Anchors of unused blocks, beyond the context and before it.
+    Case(
+        "dflash",
+        16,
+        36,
+        {
+            "draft_block_size": 4,
+            "anchors": [[3, 11, 99, -7], [8, 20, 21, 30_000]],
+            "n_valid": [2, 1],
+            "doc_ids": [0] * 5 + [1] * 10 + [-1] * 5,
+        },
+        True,
+    ),
     Case("eagle3_ttt", 20, 20, {}, True),
     Case("eagle3_ttt", 30, 120, {"lengths": [30, 11, 2]}, True),
     Case("eagle3_ttt", 33, 33 * 8, {}, True),
@@ -237,6 +286,29 @@ CASES = [
             "window": 5,
         },
         True,
+    ),
+    # Depths 2 and 3 without depth 1; padding that names anchors, in use or beyond all.
+    Case(
+        "p_eagle",
+        13,
+        13,
+        {
+            "num_depths": 4,
+            "anchors": [0, 1, 2, 5, 1, 0, 2, 5, 0, 2, 1, 2, 30_000],
+            "depths": [0, 0, 0, 0, 1, 2, 2, 2, 3, 3, -1, -1, -1],
+            "doc_ids": [4, 4, 4, 2, 4, 4, 4, 2, 4, 4, 4, -1, 7],
+        },
+    ),
+    Case(
+        "p_eagle",
+        8,
+        8,
+        {
+            "num_depths": 3,
+            "anchors": [3, 4, 9, 3, 9, 4, 6, 8],
+            "depths": [0, 0, 0, 2, 2, -1, -1, -1],
+            "window": 2,
+        },
     ),
     Case("tree", 7, 12, {"parents": [-1, 0, 1, 1, 3, 3, 0]}),
     Case("tree", 6, 6, {"parents": [-1, -1, -1, 2, 2, 4], "max_depth": 5}),

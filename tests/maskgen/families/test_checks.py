@@ -1,6 +1,8 @@
 """Bad parameters are refused with the field, the value and the rule."""
 
+import re
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from maskgen.errors import MaskSpecError
 from maskgen.families import families, find_family
 from maskgen.families.dflash import SLIDING_RULES
+from maskgen.families.params import REQUIRED
 
 DFLASH = {"draft_block_size": 2, "anchors": [1, 3]}
 P_EAGLE = {"num_depths": 2, "anchors": [0, 1, 1], "depths": [0, 0, 1]}
@@ -256,6 +259,7 @@ BAD = [
     ("p_eagle", 3, 3, {**P_EAGLE, "anchors": [-1, 1, 1]}, "anchors", -1, "at least 0"),
     ("p_eagle", 3, 3, {**P_EAGLE, "anchors": [1, 0, 0]}, "anchors", [1, 0], "sort them"),
     ("p_eagle", 3, 3, {**P_EAGLE, "anchors": [0, 1, 2]}, "anchors", 2, "at depth 0 too"),
+    ("p_eagle", 3, 3, {**P_EAGLE, "depths": [0, 0, 0]}, "anchors", [1, 1], "none twice"),
     ("p_eagle", 3, 3, {**P_EAGLE, "doc_ids": [0, 1, 0]}, "doc_ids", 0, "must be 1 at every"),
     ("tree", 4, 3, {"parents": [-1, 0, 0, 0]}, "KV_LEN", 3, "at least Q_LEN = 4"),
     ("tree", 3, 3, {"parents": [-1, 0]}, "parents", [1, 2], "each of the 3 nodes"),
@@ -342,10 +346,23 @@ def test_public_names():
     assert [family.name for family in families.values()] == list(families)
 
 
+@pytest.mark.parametrize("family", families.values(), ids=lambda family: family.name)
+def test_a_function_has_the_defaults_of_its_family(family):
+    arguments = signature(getattr(import_module("maskgen.families"), family.name)).parameters
+    for param in family.params:
+        if param.name in arguments and param.default is not REQUIRED:
+            assert arguments[param.name].default == param.default, param.name
+    for given in family.runtime:
+        if not given.required:
+            assert arguments[given.name].default is None
+
+
 def test_every_family_and_parameter_is_documented():
     page = Path(__file__).parents[3].joinpath("docs", "families.md").read_text("utf-8")
     rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
     for family in families.values():
+        # The column of parameters, in whole words: `depths` is not met by `num_depths`.
+        words = set(re.findall(r"\w+", rows[family.name].split(" | ")[2]))
         for param in (*family.params, *family.runtime):
             inner_only = family.name == "document" and param.name in {
                 "window",
@@ -354,5 +371,5 @@ def test_every_family_and_parameter_is_documented():
                 "chunk",
                 "prefix",
             }
-            assert inner_only or param.name in rows[family.name]
-    assert all(name in page for name in SLIDING_RULES)
+            assert inner_only or param.name in words, (family.name, param.name)
+    assert all(f"`{name}`" in page for name in SLIDING_RULES)
