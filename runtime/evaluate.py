@@ -74,7 +74,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     from runtime.capabilities import DECODING, Request, check_request
     from runtime.dataset import Dataset
     from runtime.devices import enter_thread, place
-    from runtime.drafter_folder import TRAIN, same_target
+    from runtime.drafter_folder import CONFIG_FILE, TRAIN, same_target
     from runtime.errors import CheckpointError
     from runtime.export import load_published
     from runtime.session import run_specs
@@ -89,7 +89,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     device, dtype = placement.devices[0], placement.compute_dtype
     enter_thread(device, placement.threads)
     heldout, train = (Dataset.open(config.data.folder, split) for split in ("heldout", "train"))
-    if not drafter_folder and not folder.exists():
+    if not drafter_folder and not (folder / CONFIG_FILE).exists():
         raise CheckpointError(f"there is no drafter in {run_folder}; {TRAIN}")
     drafter = load_published(folder, device=device, dtype=dtype)
     say(f"loading target {config.target.model}")

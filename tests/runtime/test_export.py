@@ -112,7 +112,7 @@ def test_other_weights_are_not_published(network, tmp_path):
 def test_missing_folder(tmp_path):
     (tmp_path / "file").touch()
     for name in ("none", "file"):
-        with pytest.raises(CheckpointError, match=rf"no drafter in \S+/{name} .*runtime\.train$"):
+        with pytest.raises(CheckpointError, match=rf"no drafter in \S+/{name} .*name a folder"):
             load_published(tmp_path / name)
 
 
