@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from maskgen import verbs_masks, verbs_versions
+from maskgen.neighbours import hidden_cache
 
 
 class TranslatingGroup(click.Group):
@@ -16,6 +17,8 @@ class TranslatingGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; an error of ours becomes a message and the error's exit code."""
+        if (hidden := hidden_cache()) is not None:
+            raise click.ClickException(hidden)
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):

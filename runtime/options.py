@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from maskgen.neighbours import hidden_cache
 from maskgen.options import set_option
 from maskgen.runfile import setting, with_run_file
 from runtime.errors import TrainingError
@@ -69,6 +70,8 @@ def reporting(config_path: str | None = None, settings: Sequence[str] = ()) -> I
     # runs: a step took 7 s instead of 0.9 s beside one busy process on two cores. OpenMP reads
     # this once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if (hidden := hidden_cache()) is not None:
+        raise Failure(hidden, 1)
     from cache.address import without_secrets_in
     from cache.errors import CacheError
     from maskgen.errors import MaskgenError

@@ -1,0 +1,36 @@
+"""A file of the user's that has the name of one of our packages is told in one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from maskgen.neighbours import hidden_cache
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_our_own_cache_is_found():
+    assert hidden_cache() is None
+
+
+@pytest.mark.parametrize("module", ["maskgen", "runtime.train"])
+@pytest.mark.parametrize("name", ["cache.py", "cache/__init__.py"])
+def test_a_cache_of_ones_own_is_told_in_one_line(tmp_path, module, name):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("raise SystemExit('imported')\n")
+    words = ["-m", module, *(["list"] if module == "maskgen" else [])]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: {file} hides")
+    assert "python -P -m" in line
