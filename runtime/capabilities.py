@@ -107,7 +107,7 @@ def _unlike_kind(request: Request) -> str | None:
 
 
 def _draft_block_size(request: Request) -> int | None:
-    sizes = (int(spec.params["draft_block_size"]) for spec in request.specs.values())
+    sizes = (int(spec.params.get("draft_block_size", 2)) for spec in request.specs.values())
     return next((size for size in sizes if size < 2), None)
 
 
@@ -128,7 +128,7 @@ def _unlike_entries(request: Request) -> dict[str, Any] | None:
         ours, theirs = specs[0].family_params, spec.family_params
         for name in ours | theirs:
             if ours.get(name) != theirs.get(name):
-                return {name: sorted({s.family_params.get(name) for s in specs}, key=str)}
+                return {name: [ours.get(name), theirs.get(name)]}
     return None
 
 

@@ -438,6 +438,16 @@ def test_a_parametric_entry_that_may_need_too_many_spans_is_refused(entry, count
     assert (caught.value.count, caught.value.limit) == (count, 32)
 
 
+def test_as_many_spans_as_the_limit_are_taken(module):
+    module("def mask(b, h, q, kv):\n    return (kv % 2 == 0) & (q >= 0)\n")
+    (spec,) = specs_of({**FUNCTION, "Q_LEN": 64})
+    assert build_entry(spec).attrs["K"] == 32
+    (spec,) = specs_of(
+        {"name": "x", "kind": "parametric", "family": "p_eagle", "num_depths": 32, "Q_LEN": 40}
+    )
+    assert build_entry(spec).attrs["K"] == 32
+
+
 def test_a_function_with_too_many_spans_is_refused_with_its_row(module):
     module("def mask(b, h, q, kv):\n    return (kv % 2 == 0) & (q >= 0)\n")
     (spec,) = specs_of({**FUNCTION, "Q_LEN": 80})

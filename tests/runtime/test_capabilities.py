@@ -103,6 +103,13 @@ def test_what_cannot_be_done_is_refused(request_, field, message):
     assert caught.value.field == field
 
 
+def test_a_door_that_asks_for_some_parts_only_takes_entries_of_any_family():
+    static = {"name": "dflash", "family": "causal", "Q_LEN": 128, "KV_LEN": 256}
+    check_request(asked(static), (DECODING,))
+    with pytest.raises(ConfigError, match=r"train\.masks"):
+        check_request(asked(static))
+
+
 def test_what_a_gpu_cannot_do_a_cpu_can():
     for size in (16, 64, 256):
         check_request(replace(asked(block_size=size), torch_version="2.11.0"))
