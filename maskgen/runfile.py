@@ -43,16 +43,20 @@ def read_document(path: str | Path, settings: Sequence[str] = ()) -> dict[str, A
 
 def _apply(document: dict[str, Any], setting: str) -> None:
     where, separator, text = setting.partition("=")
-    section, dot, key = where.strip().partition(".")
-    if not separator or not dot or not key:
+    *tables, key = where.strip().split(".")
+    if not separator or not tables or not all([*tables, key]):
         raise MaskSpecError("--set", setting, "must read section.key=value")
-    table = document.setdefault(section, {})
-    if not isinstance(table, dict):
-        raise MaskSpecError(section, table, f"must be a table, [{section}]")
-    table[key] = _value(text)
+    table = document
+    for depth, name in enumerate(tables, start=1):
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            section = ".".join(tables[:depth])
+            raise MaskSpecError(section, table, f"must be a table, [{section}]")
+    table[key] = read_value(text)
 
 
-def _value(text: str) -> Any:
+def read_value(text: str) -> Any:
+    """A value in TOML syntax; what is none is a text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -61,7 +65,7 @@ def _value(text: str) -> Any:
 
 def setting(key: str, value: str) -> str:
     """Return what ``--set`` takes to give a key this string."""
-    return f"{key}={value if _value(value) == value else json.dumps(value, ensure_ascii=False)}"
+    return f"{key}={value if read_value(value) == value else json.dumps(value, ensure_ascii=False)}"
 
 
 def with_run_file(message: str, path: str | None, settings: Sequence[str] = ()) -> str:

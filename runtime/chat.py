@@ -1,71 +1,48 @@
-"""Conversations into tokens and a loss mask, through any tokenizer's chat template.
+"""Conversations: what may be trained on, message by message.
 
-The answers alone are supervised, each with the end token that the model has to produce. Where a
-template marks answers with generation tags, the tags decide. Elsewhere the template is rendered
-up to each answer and past it, and the tokens in which the two differ are the answer: no marker is
-searched for, so text that looks like one cannot mislead.
+What cannot be is counted by reason and left out. Content becomes one text: the text parts of a
+list are joined with nothing between, as the templates that read parts themselves write them.
 """
 
 import itertools
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import jinja2
-
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
-    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
-"""For tokenizers of base models, which have no template of their own."""
-
 ROLES = ("system", "user", "assistant")
-GENERATION_TAG = re.compile(r"\{%-?\s*generation\b")
+OTHER_ROLES = ("developer", "function", "tool")
+"""Known in the field; no part of this project handles them yet."""
+TEXT_PARTS = ("text", "input_text", "output_text")
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Names under which records and templates know an answer's reasoning."""
 
 
 class Skipped(Exception):
-    """A conversation cannot be a sample; ``reason`` is what it is counted under."""
+    """A conversation cannot be a sample; ``reason`` is what it is counted under.
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+    ``detail`` is what someone else's program said of it.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason} ({detail})" if detail else reason)
         self.reason = reason
+        self.detail = detail
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A tokenised conversation of S tokens."""
-
-    input_ids: list[int]
-    loss_mask: list[int]
-    """1 on the tokens of answers, as long as ``input_ids``."""
-
-
-def check_messages(messages: Any) -> list[dict[str, str]]:
+def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Check that a conversation can be trained on.
 
     An optional system message comes first, then user and assistant take turns, the user first.
 
     Returns:
-        The messages, with role and content only.
+        The messages: ``role`` and ``content``, and for an answer that has them ``reasoning`` (the
+        text before the answer) and ``weight`` 0 (not to be supervised).
 
     Raises:
-        Skipped: With the reason: no messages, no role, unknown role, no content, system message
-            not first, no user message, starts with assistant, or two turns of one role.
+        Skipped: With the reason.
     """
     if not isinstance(messages, list) or not messages:
         raise Skipped("no messages")
-    checked = []
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise Skipped("no role")
-        if message["role"] not in ROLES:
-            raise Skipped("unknown role")
-        content = message.get("content")
-        if not isinstance(content, str) or not content.strip():
-            raise Skipped("no content")
-        checked.append({"role": message["role"], "content": content})
+    checked = [_check_message(message) for message in messages]
     roles = [message["role"] for message in checked]
     if "system" in roles[1:]:
         raise Skipped("system message not first")
@@ -79,98 +56,46 @@ def check_messages(messages: Any) -> list[dict[str, str]]:
     return checked
 
 
-def prompt_tokens(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Tokens of a conversation that ends with the user, up to where the answer begins.
-
-    Raises:
-        Skipped: The template refuses the conversation.
-    """
-    return _encode(tokenizer, _render(tokenizer, messages, answer_next=True))
-
-
-def conversation_tokens(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], eos_token_ids: frozenset[int]
-) -> Conversation:
-    """Tokens and loss mask of a conversation that has its answers already.
-
-    An answer is supervised up to its first end token; what a template puts after that (a line
-    break, say) is not, as the model never produces it. A template that rewrites earlier turns once
-    later ones follow leaves those earlier answers unsupervised.
-
-    Args:
-        tokenizer: With or without a chat template.
-        messages: As ``check_messages`` returns them.
-        eos_token_ids: Tokens that end an answer.
-
-    Raises:
-        Skipped: The template refuses the conversation, or no token is supervised.
-    """
-    if GENERATION_TAG.search(_template(tokenizer) or ""):
-        conversation = _from_tags(tokenizer, messages)
-    else:
-        conversation = _from_prefixes(tokenizer, messages, eos_token_ids)
-    if not any(conversation.loss_mask):
-        raise Skipped("unsupervised")
-    return conversation
+def _check_message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise Skipped("no role")
+    role = message["role"]
+    if role in OTHER_ROLES:
+        raise Skipped(f"role {role}")
+    if role not in ROLES:
+        raise Skipped("unknown role")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise Skipped("tool calls")
+    checked = {"role": role, "content": _text(message.get("content"))}
+    if not checked["content"].strip():
+        raise Skipped("no content")
+    if role == "assistant":
+        given = (message[key] for key in REASONING_KEYS if message.get(key) is not None)
+        reasoning = _text(next(given, None))
+        if reasoning.strip():
+            checked["reasoning"] = reasoning
+        weight = message.get("weight")
+        if weight not in (None, 0, 1):
+            raise Skipped("weight is neither 0 nor 1")
+        if weight == 0:
+            checked["weight"] = 0
+    return checked
 
 
-def _from_tags(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> Conversation:
+def _text(content: Any) -> str:
+    """Content as one text, empty when there is none."""
+    parts = content if isinstance(content, list) else [content]
+    texts = []
+    for part in parts:
+        if isinstance(part, Mapping):
+            part = part.get("text") if part.get("type") in TEXT_PARTS else part
+        if part is not None and not isinstance(part, str):
+            raise Skipped("content that is not text")
+        texts.append(part or "")
+    text = "".join(texts)
     try:
-        encoded = tokenizer.apply_chat_template(
-            list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-    except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
-        raise Skipped("template refuses it") from error
-    return Conversation(list(encoded["input_ids"]), [int(m) for m in encoded["assistant_masks"]])
-
-
-def _from_prefixes(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], eos_token_ids: frozenset[int]
-) -> Conversation:
-    text = _render(tokenizer, messages)
-    ids = _encode(tokenizer, text)
-    loss_mask = [0] * len(ids)
-    for turn, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = _render(tokenizer, messages[:turn], answer_next=True)
-        after = _render(tokenizer, messages[: turn + 1])
-        if not (text.startswith(after) and after.startswith(before)):
-            continue
-        start = _common(ids, _encode(tokenizer, before))
-        for position in range(start, _common(ids, _encode(tokenizer, after))):
-            loss_mask[position] = 1
-            if ids[position] in eos_token_ids:
-                break
-    return Conversation(ids, loss_mask)
-
-
-def _template(tokenizer: Any) -> str | None:
-    template = getattr(tokenizer, "chat_template", None)
-    return template.get("default") if isinstance(template, dict) else template
-
-
-def _render(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, answer_next: bool = False
-) -> str:
-    options = {} if _template(tokenizer) else {"chat_template": PLAIN_TEMPLATE}
-    try:
-        text: str = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=answer_next, **options
-        )
-    except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
-        raise Skipped("template refuses it") from error
+        text.encode()
+    except UnicodeEncodeError:
+        # A JSON string may hold half of a surrogate pair; no tokenizer takes it.
+        raise Skipped("content that is not Unicode text") from None
     return text
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    # The template has written the special tokens already.
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    for position, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return position
-    return min(len(a), len(b))

@@ -7,6 +7,7 @@ a default; an unknown section or key is refused with the nearest valid name.
 
 import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
@@ -63,6 +64,11 @@ class DataConfig:
     answers: str = "build/answers"
     """Folder where the answers of all targets are kept as they come, and looked up; runs and data
     folders may share it."""
+    chat_template: str = "target"
+    """``target`` for the target's own, ``plain`` for a form without special tokens, or the name of
+    a jinja file."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of the chat template, such as ``{enable_thinking = false}``."""
     heldout: int = 24
     """Samples kept out of training, for evaluation."""
     heldout_from: str = ""
@@ -267,6 +273,8 @@ def _parse_section(name: str, table: Mapping[str, Any], section_type: type) -> A
 
 
 def _parse_value(where: str, value: Any, hint: Any) -> Any:
+    if typing.get_origin(hint) is Mapping:
+        return _parse_table(where, value)
     if isinstance(hint, types.GenericAlias):
         items = (value,) if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)) or not all(isinstance(i, str) for i in items):
@@ -289,6 +297,19 @@ def _parse_value(where: str, value: Any, hint: Any) -> Any:
     if where in BELOW_ONE and value >= 1:
         raise ConfigError(where, value, "must be below 1")
     return value
+
+
+def _parse_table(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(where, value, f"must be a table, such as {where} = {{key = true}}")
+    for key, item in value.items():
+        try:
+            json.dumps(item, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{where}.{key}", item, "must be a text, a finite number, true, false or a list"
+            ) from error
+    return dict(value)
 
 
 def _check_known(where: str, value: object, name: str, known: Mapping[str, Any], what: str) -> None:

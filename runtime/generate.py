@@ -11,6 +11,7 @@ from runtime.options import devices_option, reporting
 from runtime.progress import say
 
 if TYPE_CHECKING:
+    from runtime.chat_template import ChatTemplate
     from runtime.speculate import DraftSession
     from runtime.target import Target
 
@@ -27,6 +28,20 @@ DEFAULT_TARGET = "smollm2-135m"
     f"[default: as {TARGET_FILE} in the drafter's folder says, else {DEFAULT_TARGET}]",
 )
 @click.option(
+    "--chat-template",
+    metavar="NAME",
+    help="As data.chat_template: target, plain or a jinja file.  [default: as the drafter was "
+    f"trained, by {TARGET_FILE}, else target]",
+)
+@click.option(
+    "--template",
+    "keywords",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A keyword of the chat template, the value in TOML, over those that the drafter was "
+    "trained with; may be given again.",
+)
+@click.option(
     "--max-new-tokens", default=256, show_default=True, type=click.IntRange(min=1), metavar="N"
 )
 @devices_option
@@ -35,12 +50,15 @@ def main(
     folder: str,
     prompt: str,
     target_name: str | None,
+    chat_template: str | None,
+    keywords: tuple[str, ...],
     max_new_tokens: int,
     devices: str | None,
     as_json: bool,
 ) -> None:
     """Answer a prompt by draft and verify: the target's own greedy text, in fewer calls."""
     with reporting():
+        from runtime.chat_template import ChatTemplate, TemplateChoice
         from runtime.devices import enter_thread, place
         from runtime.drafter_folder import read_target_record, same_target
         from runtime.errors import ConfigError, TargetNotFoundError
@@ -52,12 +70,17 @@ def main(
             raise ConfigError("--prompt", prompt, "must not be empty")
         if not prompt.isascii() and any("\ud800" <= char <= "\udfff" for char in prompt):
             raise ConfigError("--prompt", prompt, "must be UTF-8")
+        record = read_target_record(folder) or {"name": DEFAULT_TARGET}
+        name = target_name or record["name"]
+        if chat_template is None and "template" in record:
+            choice = TemplateChoice.from_dict(record["template"])
+        else:
+            choice = TemplateChoice.read(chat_template or "target", {})
+        choice = choice.with_keywords(_parse_keywords(keywords))
         placement = place(devices or "auto")
         where, dtype = placement.devices[0], placement.compute_dtype
         enter_thread(where, placement.threads)
         drafter = load_published(folder, device=where, dtype=dtype)
-        record = read_target_record(folder)
-        name = target_name or (record["name"] if record else DEFAULT_TARGET)
         say(f"loading target {name}")
         try:
             target = Target.load(name, device=where, dtype=dtype)
@@ -65,10 +88,11 @@ def main(
             if target_name is None:
                 raise TargetNotFoundError(f"{error}; name the drafter's with --target") from error
             raise
+        template = ChatTemplate.of(target.tokenizer, choice)
         session = DraftSession(target, drafter)
         made_for = same_target(folder, target, say)
         counts, pieces = [], []
-        for new, piece in stream_text(session, target, prompt, max_new_tokens):
+        for new, piece in stream_text(session, target, template, prompt, max_new_tokens):
             counts.append(new)
             pieces.append(piece)
             if not as_json:
@@ -85,13 +109,18 @@ def main(
 
 
 def stream_text(
-    session: "DraftSession", target: "Target", prompt: str, max_new_tokens: int
+    session: "DraftSession",
+    target: "Target",
+    template: "ChatTemplate",
+    prompt: str,
+    max_new_tokens: int,
 ) -> Iterator[tuple[int, str]]:
     """Answer a prompt piece by piece.
 
     Args:
         session: Decodes.
-        target: Its tokenizer and chat template are used.
+        target: Its tokenizer and end tokens are used.
+        template: Renders the prompt.
         prompt: One user message.
         max_new_tokens: Longest answer.
 
@@ -100,17 +129,17 @@ def stream_text(
         bytes are split over tokens comes whole, with the last of them.
 
     Raises:
-        ConfigError: The target's chat template refuses the prompt, or it is too long.
+        ConfigError: The prompt is no text, the template refuses it, or it is too long.
     """
-    from runtime.chat import Skipped, prompt_tokens
+    from runtime.chat import Skipped, check_messages
     from runtime.errors import ConfigError
+    from runtime.supervision import tokenise
 
     try:
-        prompt_ids = prompt_tokens(target.tokenizer, [{"role": "user", "content": prompt}])
+        messages = check_messages([{"role": "user", "content": prompt}])
+        prompt_ids = tokenise(template, messages, target.eos_token_ids).input_ids
     except Skipped as error:
-        raise ConfigError(
-            "--prompt", prompt, f"must be accepted by the chat template of {target.name!r}"
-        ) from error
+        raise ConfigError("--prompt", prompt, f"cannot be asked: {error}") from error
     tokens: list[int] = []
     shown = ""
     for new in session.stream(prompt_ids, max_new_tokens):
@@ -120,6 +149,20 @@ def stream_text(
         text = text.removesuffix("\ufffd")
         yield len(new), text[len(shown) :]
         shown = text
+
+
+def _parse_keywords(settings: tuple[str, ...]) -> dict[str, Any]:
+    from maskgen.runfile import read_value
+    from runtime.config import parse_config
+    from runtime.errors import ConfigError
+
+    keywords: dict[str, Any] = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        if not separator or not key:
+            raise ConfigError("--template", setting, "must read KEY=VALUE")
+        keywords[key] = read_value(text)
+    return dict(parse_config({"data": {"template": keywords}}).data.template)
 
 
 if __name__ == "__main__":

@@ -181,6 +181,7 @@ def _make(
     ``prompts`` are the digests of the files that the records are from.
     """
     from runtime.answer_store import AnswerStore
+    from runtime.chat_template import TemplateChoice
     from runtime.counts import ordered
     from runtime.devices import enter_thread
     from runtime.embedding import fed_scale
@@ -218,6 +219,7 @@ def _make(
         # Of a model of the hub more files may be there now than before it was loaded.
         "key": _key(config, placement, prompts, target.digest),
         "target": {"name": target.name, "digest": target.digest},
+        "template": TemplateChoice.read(config.data.chat_template, config.data.template).as_dict(),
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
         "layer_ids": list(maker.layer_ids),
@@ -276,6 +278,8 @@ def _key(
 
     ``prompts`` are the digests of the files as they were read.
     """
+    from runtime.chat_template import TemplateChoice
+
     data = config.data
     document = {
         "rules": RULES,
@@ -291,6 +295,7 @@ def _key(
             data.min_distinct_4grams,
             data.too_long,
         ],
+        "template": TemplateChoice.read(data.chat_template, data.template).as_dict(),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 

@@ -25,14 +25,17 @@ from torch import Tensor
 
 from runtime.answer_store import AnswerStore
 from runtime.answers import Answer, answer_all, distinct_share, step_count
-from runtime.chat import Skipped, check_messages, conversation_tokens, prompt_tokens
+from runtime.chat import Skipped, check_messages
+from runtime.chat_template import ChatTemplate, TemplateChoice
 from runtime.config import DataConfig
-from runtime.counts import Counts
+from runtime.counts import Counts, shown
 from runtime.dataset import Sample
 from runtime.errors import SampleTooLongError
 from runtime.progress import Progress, say
+from runtime.supervision import tokenise
 from runtime.target import Target
 from runtime.text import Record
+from runtime.tokenisation import bos_tokens, token_ids
 
 FORWARD_TOKENS = 1024
 """Tokens of one forward pass for features; with 4096 it takes half as long again on two cores."""
@@ -75,12 +78,17 @@ class SampleMaker:
         """All samples of the records, in their order.
 
         Raises:
+            ConfigError: There are conversations, and the target has no chat template as asked.
             SampleTooLongError: A sample is too long and ``data.too_long`` is ``refuse``.
         """
         drafts: list[Draft] = []
         seen: set[str] = set()
+        template = None
         for record in records:
-            for draft in self._tokenise(record):
+            if record.text is None and template is None:
+                choice = TemplateChoice.read(self.data.chat_template, self.data.template)
+                template = ChatTemplate.of(self.target.tokenizer, choice)
+            for draft in self._tokenise(record, template):
                 if draft.identity in seen:
                     self.counts.drop("duplicate prompt", draft.source)
                     continue
@@ -110,40 +118,40 @@ class SampleMaker:
             positions += rows.shape[0]
         return [float(value) for value in (squares / max(1, positions)).sqrt()]
 
-    def _tokenise(self, record: Record) -> list[Draft]:
+    def _tokenise(self, record: Record, template: ChatTemplate | None) -> list[Draft]:
         if record.text is not None:
             return self._cut_text(record.source, record.text)
+        assert template is not None, "made with the first conversation"
         try:
             messages = check_messages(record.messages)
-            if messages[-1]["role"] == "user":
-                ids = prompt_tokens(self.target.tokenizer, messages)
-                mask = [0] * len(ids)
-                asked = messages
-            else:
-                conversation = conversation_tokens(
-                    self.target.tokenizer, messages, self.target.eos_token_ids
-                )
-                ids, mask = conversation.input_ids, conversation.loss_mask
-                asked = messages[:-1]
+            conversation = tokenise(template, messages, self.target.eos_token_ids)
         except Skipped as skipped:
-            self.counts.drop(skipped.reason, record.source)
+            self.counts.drop(skipped.reason, record.source, shown(skipped.detail, 80))
             return []
+        self.counts.noted.update(conversation.notes)
+        is_open = messages[-1]["role"] == "user"
         return [
             Draft(
-                identity=_identity(asked),
+                identity=_identity(messages if is_open else messages[:-1]),
                 source=record.source,
-                input_ids=ids,
-                loss_mask=mask,
-                prompt_len=_last_answer_start(mask),
-                is_open=messages[-1]["role"] == "user",
+                input_ids=conversation.input_ids,
+                loss_mask=conversation.loss_mask,
+                prompt_len=_last_answer_start(conversation.loss_mask),
+                is_open=is_open,
             )
         ]
 
     def _cut_text(self, source: str, text: str) -> list[Draft]:
-        tokenizer = self.target.tokenizer
-        # One token sequence for the whole file: its length warning does not concern the pieces.
-        ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-        pieces = [ids[i : i + self.context] for i in range(0, len(ids), self.context)]
+        """Pieces of a plain text, each begun as the tokenizer begins a text.
+
+        The target reads a piece by itself, and so does a server: models that know a BOS token
+        park much of their attention on it and are lost without one, in the middle of a text too.
+        """
+        bos = bos_tokens(self.target.tokenizer)
+        ids = token_ids(self.target.tokenizer, text)
+        ids = ids[len(bos) :] if ids[: len(bos)] == bos else ids
+        size = self.context - len(bos)
+        pieces = [bos + ids[i : i + size] for i in range(0, len(ids), size)]
         return [
             Draft(
                 identity=_identity(piece),

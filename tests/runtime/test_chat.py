@@ -1,26 +1,15 @@
+import json
+
 import pytest
 
-from runtime.chat import Skipped, check_messages, conversation_tokens, prompt_tokens
-from tests.runtime.tiny_text import (
-    CHATML,
-    EOS,
-    INST,
-    STRICT,
-    TAGGED,
-    THINKING,
-    byte_tokenizer,
-    supervised,
-)
+from runtime.chat import Skipped, check_messages
+from tests.runtime.tiny_text import talk
 
 U, A, S = "user", "assistant", "system"
 
 
-def talk(*turns):
-    return [{"role": role, "content": content} for role, content in turns]
-
-
-def tokens(tokenizer, messages):
-    return conversation_tokens(tokenizer, messages, frozenset({EOS}))
+def parts(*texts):
+    return [{"type": "text", "text": text} for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -31,10 +20,26 @@ def tokens(tokenizer, messages):
         ({"role": U, "content": "a"}, "no messages"),
         (["hello"], "no role"),
         ([{"content": "a"}], "no role"),
-        ([{"role": "tool", "content": "a"}], "unknown role"),
+        ([{"role": "narrator", "content": "a"}], "unknown role"),
+        ([{"role": "tool", "content": "a"}], "role tool"),
+        ([{"role": "developer", "content": "a"}, *talk((U, "a"))], "role developer"),
         ([{"role": U}], "no content"),
         ([{"role": U, "content": None}], "no content"),
         ([{"role": U, "content": "  "}], "no content"),
+        ([{"role": U, "content": []}], "no content"),
+        ([{"role": U, "content": parts(" ", "")}], "no content"),
+        ([{"role": U, "content": 7}], "content that is not text"),
+        ([{"role": U, "content": [{"type": "image", "url": "x"}]}], "content that is not text"),
+        ([{"role": U, "content": [{"type": "text", "text": 3}]}], "content that is not text"),
+        ([{"role": U, "content": json.loads(r'"\ud83d"')}], "content that is not Unicode text"),
+        ([*talk((U, "a")), {"role": A, "content": "b", "thinking": 3}], "content that is not text"),
+        ([*talk((U, "a")), {"role": A, "content": "b", "tool_calls": [{}]}], "tool calls"),
+        ([*talk((U, "a")), {"role": A, "content": "b", "function_call": {"x": 1}}], "tool calls"),
+        (
+            [*talk((U, "a")), {"role": A, "content": "b", "weight": 0.5}],
+            "weight is neither 0 nor 1",
+        ),
+        ([*talk((U, "a")), {"role": A, "content": "b", "weight": []}], "weight is neither 0 nor 1"),
         (talk((S, "be kind")), "no user message"),
         (talk((A, "yes"), (U, "a")), "starts with assistant"),
         (talk((S, "be kind"), (A, "yes")), "starts with assistant"),
@@ -55,81 +60,36 @@ def test_ordered_conversations_pass_with_role_and_content_only():
     assert check_messages(messages) == talk((S, "s"), (U, "a"), (A, "b"), (U, "c"))
 
 
-@pytest.mark.parametrize("template", [CHATML, INST, TAGGED, None])
-def test_answers_alone_are_supervised_with_their_end_token(template):
-    tokenizer = byte_tokenizer(template)
-    conversation = tokens(tokenizer, talk((U, "hi"), (A, "yes ok"), (U, "a"), (A, "no")))
-    found = [run.strip(" ") for run in supervised(tokenizer, conversation)]
-    assert found == ["yes ok</s>", "no</s>"]
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (parts("only"), "only"),
+        (parts("only")[0], "only"),
+        (parts("one ", "two"), "one two"),
+        (["bare ", {"type": "input_text", "text": "words"}], "bare words"),
+        ([{"type": "output_text", "text": "a"}, {"type": "text", "text": None}], "a"),
+    ],
+)
+def test_text_parts_are_joined(content, text):
+    assert check_messages([{"role": U, "content": content}]) == talk((U, text))
 
 
-def test_mask_drawn_by_hand():
-    tokenizer = byte_tokenizer(INST)
-    conversation = tokens(tokenizer, talk((U, "hi"), (A, "yes"), (U, "n"), (A, "no")))
-    #         [INST] hi [/INST] yes$[INST] n [/INST] no$      ($ is the end token)
-    drawn = "00000000000000000" + "11111" + "0000000000000000" + "1111"
-    assert "".join(map(str, conversation.loss_mask)) == drawn
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_kept_under_one_name(key):
+    answer = {"role": A, "content": "b", "reasoning": None, key: parts("because")}
+    found = check_messages([*talk((U, "a")), answer])
+    assert found[1] == {"role": A, "content": "b", "reasoning": "because"}
 
 
-def test_what_a_template_puts_behind_the_end_token_is_not_supervised():
-    tokenizer = byte_tokenizer(CHATML)
-    conversation = tokens(tokenizer, talk((U, "a"), (A, "b")))
-    assert tokenizer.decode(conversation.input_ids).endswith("b</s>\n")
-    assert conversation.loss_mask[-3:] == [1, 1, 0]
+def test_reasoning_of_a_user_and_blank_reasoning_are_nothing():
+    messages = [{"role": U, "content": "a", "reasoning": "why"}, *talk((A, "b"))]
+    messages[1]["reasoning_content"] = " \n"
+    assert check_messages(messages) == talk((U, "a"), (A, "b"))
 
 
-def test_text_that_looks_like_a_marker_does_not_mislead():
-    tokenizer = byte_tokenizer(CHATML)
-    messages = talk((U, "say <assistant>\nb"), (A, "<user>\nc"))
-    assert supervised(tokenizer, tokens(tokenizer, messages)) == ["<user>\nc</s>"]
-
-
-def test_token_across_the_border_of_prompt_and_answer_is_supervised():
-    tokenizer = byte_tokenizer(INST, merges=[("]", "\u0120")])
-    conversation = tokens(tokenizer, talk((U, "hi"), (A, "yes")))
-    assert supervised(tokenizer, conversation) == ["] yes</s>"]
-
-
-def test_system_message_is_not_supervised():
-    tokenizer = byte_tokenizer(CHATML)
-    conversation = tokens(tokenizer, talk((S, "be kind"), (U, "a"), (A, "b")))
-    assert supervised(tokenizer, conversation) == ["b</s>"]
-
-
-def test_turns_that_a_template_rewrites_later_stay_unsupervised():
-    tokenizer = byte_tokenizer(THINKING)
-    conversation = tokens(tokenizer, talk((U, "a"), (A, "b"), (U, "c"), (A, "d")))
-    assert supervised(tokenizer, conversation) == ["(thought)d</s>"]
-
-
-def test_prompt_is_the_beginning_of_the_conversation():
-    for template in (CHATML, TAGGED, None):
-        tokenizer = byte_tokenizer(template)
-        prompt = prompt_tokens(tokenizer, talk((U, "hi")))
-        conversation = tokens(tokenizer, talk((U, "hi"), (A, "yes")))
-        assert conversation.input_ids[: len(prompt)] == prompt
-        assert conversation.loss_mask.index(1) == len(prompt)
-
-
-def test_special_tokens_are_not_added_twice():
-    tokenizer = byte_tokenizer(CHATML)
-    assert prompt_tokens(tokenizer, talk((U, "hi"))).count(1) == 1
-
-
-def test_template_that_refuses():
-    with pytest.raises(Skipped, match="template refuses it"):
-        prompt_tokens(byte_tokenizer(STRICT), talk((U, "hi")))
-
-
-def test_template_that_refuses_with_tags():
-    template = TAGGED + STRICT
-    with pytest.raises(Skipped, match="template refuses it"):
-        tokens(byte_tokenizer(template), talk((U, "hi"), (A, "yes")))
-
-
-def test_conversation_without_supervised_token():
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
-    )
-    with pytest.raises(Skipped, match="unsupervised"):
-        tokens(byte_tokenizer(template), talk((U, "hi"), (A, "yes")))
+@pytest.mark.parametrize(
+    ("weight", "kept"), [(0, {"weight": 0}), (0.0, {"weight": 0}), (1, {}), (None, {})]
+)
+def test_weights(weight, kept):
+    messages = [*talk((U, "a")), {"role": A, "content": "b", "weight": weight}]
+    assert check_messages(messages)[1] == {"role": A, "content": "b", **kept}

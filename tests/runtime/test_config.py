@@ -1,3 +1,5 @@
+from datetime import date
+
 import pytest
 
 from runtime.config import parse_config, read_config
@@ -52,6 +54,9 @@ def test_an_override_of_what_is_no_table(tmp_path):
     path.write_text("run = 3\n")
     with pytest.raises(ConfigError, match=r"run = 3: must be a table, \[run\]"):
         read_config(path, ["run.folder=x"])
+    path.write_text("[data]\ntemplate = 3\n")
+    with pytest.raises(ConfigError, match=r"data\.template = 3: must be a table"):
+        read_config(path, ["data.template.a=1"])
 
 
 def test_overrides_are_toml_or_a_bare_word(tmp_path):
@@ -65,7 +70,30 @@ def test_overrides_are_toml_or_a_bare_word(tmp_path):
     assert config.train.lr == 2e-3
 
 
-@pytest.mark.parametrize("override", ["train", "steps=3", "train.=3"])
+def test_keywords_of_the_chat_template(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\ntemplate = {enable_thinking = true, names = ["a", 2]}\n')
+    assert read_config(path).data.template == {"enable_thinking": True, "names": ["a", 2]}
+    changed = read_config(path, ["data.template.enable_thinking=false", "data.template.effort=low"])
+    assert changed.data.template == {"enable_thinking": False, "names": ["a", 2], "effort": "low"}
+    assert read_config(path, ["data.template={a = 1}"]).data.template == {"a": 1}
+    assert parse_config({}).data.template == {}
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (False, r"data\.template = False: must be a table"),
+        ({"day": date(2026, 1, 2)}, r"data\.template\.day = .*: must be a text, a finite number"),
+        ({"a": [float("nan")]}, r"data\.template\.a = \[nan\]: must be a text"),
+    ],
+)
+def test_keywords_that_cannot_be_kept_are_refused(template, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"data": {"template": template}})
+
+
+@pytest.mark.parametrize("override", ["train", "steps=3", "train.=3", "train..a=1"])
 def test_a_malformed_override_is_refused(tmp_path, override):
     path = tmp_path / "run.toml"
     path.write_text("")

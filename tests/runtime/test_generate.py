@@ -6,12 +6,14 @@ import torch
 from click.testing import CliRunner
 
 from runtime import generate
+from runtime.chat_template import ChatTemplate, TemplateChoice
 from runtime.errors import ConfigError
 from runtime.export import save_published
 from runtime.generate import stream_text
 from runtime.initialise import drafter_config, from_target
 from runtime.speculate import DraftSession, greedy
 from tests.runtime.tiny_llama import prompts, save_target
+from tests.runtime.tiny_text import CHATML, byte_target, byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -111,20 +113,83 @@ class BytePieces:
         return self.bytes[: len(tokens)].decode(errors="replace")
 
 
-def test_split_characters_come_whole(monkeypatch):
-    monkeypatch.setattr("runtime.chat.prompt_tokens", lambda *_: [1])
+def test_split_characters_come_whole():
+    chat = ChatTemplate.of(byte_tokenizer(), TemplateChoice())
     text = "a\u00e9\u20acb"
     session = SimpleNamespace(stream=lambda *_: iter([[5], [5, 5], [5], [5, 5], [5, 2]]))
     target = SimpleNamespace(tokenizer=BytePieces(text), eos_token_ids={2})
-    found = list(stream_text(session, target, "hello", 9))
+    found = list(stream_text(session, target, chat, "hello", 9))
     assert found == [(1, "a"), (2, "\u00e9"), (1, ""), (2, "\u20ac"), (2, "b")]
 
 
-def test_refused_prompt(workplace, monkeypatch):
-    _, target, drafter = workplace
-    monkeypatch.setattr(target.tokenizer, "chat_template", "{{ raise_exception('no user') }}")
-    with pytest.raises(ConfigError, match="must be accepted by the chat template of"):
-        list(stream_text(DraftSession(target, drafter), target, "w5", 4))
+@pytest.mark.parametrize(
+    ("source", "prompt", "message"),
+    [
+        (
+            "{{ raise_exception('no user') }}",
+            "w5",
+            "refused by the target's chat template .*no user",
+        ),
+        (CHATML, "w5 \udce9", "content that is not Unicode text"),
+    ],
+)
+def test_refused_prompt(source, prompt, message):
+    chat = ChatTemplate.of(byte_tokenizer(source), TemplateChoice())
+    target = SimpleNamespace(eos_token_ids=frozenset({2}))
+    with pytest.raises(ConfigError, match=f"cannot be asked: {message}"):
+        list(stream_text(None, target, chat, prompt, 4))
+
+
+def asked(monkeypatch, folder, *options):
+    """The text of the prompt that is asked of a drafter's target."""
+    found = []
+
+    def stream(self, prompt_ids, _):
+        found.append(self._target.tokenizer.decode(prompt_ids))
+        return iter([[2]])
+
+    monkeypatch.setattr(DraftSession, "stream", stream)
+    command = ["--drafter", str(folder), "--prompt", "hi", "--device", "cpu", *options]
+    result = CliRunner().invoke(generate.main, command)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def test_the_prompt_is_rendered_as_the_training_did_or_as_asked(tmp_path, monkeypatch):
+    target = byte_target("{{ messages[0].content }}|{{ mode }}{{ level }}")
+    target.model.save_pretrained(tmp_path / "target")
+    target.tokenizer.save_pretrained(tmp_path / "target")
+    network = drafter_config(target, num_layers=1, draft_block_size=4, target_layer_ids=(1, 2, 3))
+    drafter = from_target(target, network, torch.Generator(), input_ids=torch.tensor([[3, 4]]))
+    record = {"name": str(tmp_path / "target"), "digest": "d"}
+    folder = tmp_path / "drafter"
+
+    def save(choice):
+        more = {} if choice is None else {"template": choice.as_dict()}
+        save_published(folder, network, drafter.state_dict(), target={**record, **more})
+
+    save(None)
+    assert asked(monkeypatch, folder) == "hi|"
+    save(TemplateChoice("target", {"mode": "calm", "level": 1}))
+    assert asked(monkeypatch, folder) == "hi|calm1"
+    assert asked(monkeypatch, folder, "--template", "mode=loud") == "hi|loud1"
+    assert asked(monkeypatch, folder, "--template", "level=[2, 3]") == "hi|calm[2, 3]"
+    assert asked(monkeypatch, folder, "--chat-template", "plain") == "user: hi\nassistant:"
+    save(TemplateChoice("mine.jinja", {}, "<{{ messages[0].content }}>"))
+    assert asked(monkeypatch, folder) == "<hi>"
+
+
+@pytest.mark.parametrize("setting", ["mode", "=3"])
+def test_keywords_are_key_and_value(workplace, setting):
+    result = invoke(workplace[0], "--template", setting)
+    assert result.exit_code == 2
+    assert f"--template = {setting!r}: must read KEY=VALUE" in result.stderr
+
+
+def test_a_keyword_that_the_template_does_not_read(workplace):
+    result = invoke(workplace[0], "--template", "enable_thinking=false")
+    assert result.exit_code == 2
+    assert "the target's chat template reads no such name" in result.stderr
 
 
 def test_command_without_a_drafter(workplace):
@@ -133,7 +198,8 @@ def test_command_without_a_drafter(workplace):
         generate.main, ["--drafter", str(root), "--prompt", "w5", "--device", "cpu"]
     )
     assert result.exit_code == 1
-    assert f"there is no drafter in {root} (no config.json); name a folder that" in result.stderr
+    assert f"there is no drafter in {root} (no config.json)" in result.stderr
+    assert "name a folder that runtime.train or runtime.export wrote\n" in result.stderr
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])

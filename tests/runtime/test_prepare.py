@@ -143,6 +143,23 @@ def test_other_samples_are_made_of_the_same_answers(run, change):
     assert "up to date" in run("--set", change).stdout
 
 
+def test_another_template_or_keyword_is_prepared_again(run, tmp_path):
+    path = tmp_path / "mine.jinja"
+    path.write_text("{{ messages[0].content }}{{ mood }}|")
+    options = ["--set", f"data.chat_template={path}"]
+    run(*options)
+    options += ["--set", "data.template.mood=calm"]
+    assert "up to date" not in run(*options).stdout
+    assert "up to date" in run(*options).stdout
+    path.write_text("{{ messages[0].content }}{{ mood }}:")
+    assert "up to date" not in run(*options).stdout
+    assert json.loads((tmp_path / "data" / "meta.json").read_text())["template"] == {
+        "chat_template": "mine.jinja",
+        "keywords": {"mood": "calm"},
+        "text": path.read_text(),
+    }
+
+
 @pytest.mark.parametrize("change", ["run.seed=2", "data.heldout=3", "data.heldout_from={prompts}"])
 def test_another_split_asks_the_target_nothing(run, tmp_path, monkeypatch, change):
     change = change.format(prompts=tmp_path / "prompts.jsonl")

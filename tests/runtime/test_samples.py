@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from runtime import samples
 from runtime.answer_store import AnswerStore
@@ -9,10 +10,10 @@ from runtime.answers import Answer
 from runtime.config import DataConfig
 from runtime.counts import Counts
 from runtime.dataset import Sample
-from runtime.errors import SampleTooLongError
+from runtime.errors import ConfigError, SampleTooLongError
 from runtime.samples import SampleMaker, split, to_samples
 from runtime.text import Record
-from tests.runtime.tiny_text import EOS, byte_target
+from tests.runtime.tiny_text import CHATML, EOS, byte_target
 
 CONTEXT = 64
 LAYER_IDS = (1, 4)
@@ -313,3 +314,70 @@ def test_samples_know_their_file(target, answered):
     records = [Record(source="a.txt", file=3, text=text), talk("hi", "yes, hello, and more")]
     drafts = maker(target, context=35).make(records)
     assert [sample.file for sample in to_samples(drafts)] == [3, 0]
+
+
+def beginning_with_bos(template=None):
+    target = byte_target(template)
+    target.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return target
+
+
+def test_each_piece_of_text_begins_with_the_tokenizers_bos(answered):
+    target = beginning_with_bos()
+    text = "abcdefghijklmnopqrstuvwxyz"
+    for record in (text, f"<s>{text}"):
+        made = maker(target, context=16).make([Record(source="book.txt", text=record)])
+        pieces = [decode(target, draft.input_ids) for draft in made]
+        assert pieces == [f"<s>{text[:15]}", f"<s>{text[15:]}"]
+        assert all(draft.loss_mask[:2] == [0, 1] for draft in made)
+
+
+def test_conversations_of_a_target_without_a_template_are_refused_before_any_answer(answered):
+    target = beginning_with_bos()
+    book = Record(source="book.txt", text="a text needs none")
+    assert len(maker(target).make([book])) == 1
+    with pytest.raises(ConfigError, match='no chat template; set it to "plain"'):
+        maker(target).make([book, prompt("hi")])
+    assert not answered["asked"]
+    (draft,) = maker(target, chat_template="plain").make([prompt("hi")])
+    assert decode(target, draft.input_ids[: draft.prompt_len]) == "<s>user: hi\nassistant:"
+
+
+def test_of_an_open_conversation_the_targets_own_answer_is_supervised(target, answered):
+    turns = [*talk("hi", "yes, hello").messages, {"role": "user", "content": "ho"}]
+    made = maker(target, context=128)
+    (draft,) = made.make([Record(source="x", messages=turns)])
+    assert draft.loss_mask == [0] * draft.prompt_len + [1] * 14
+    assert decode(target, draft.input_ids[draft.prompt_len :]) == "a fine answer</s>"
+    assert made.counts.noted["given answers before an open question"] == 1
+
+
+def test_what_a_template_leaves_out_is_counted(target, answered):
+    turns = talk("hi", "yes, hello").messages
+    turns[1] |= {"reasoning_content": "so"}
+    silent = [*turns, *talk("ho", "well, fine").messages]
+    silent[3] |= {"weight": 0}
+    made = maker(target, context=128)
+    made.make([Record(source="x", messages=turns), Record(source="y", messages=silent)])
+    assert made.counts.noted == {
+        "reasoning that the target's chat template leaves out": 2,
+        "answers of weight 0": 1,
+    }
+
+
+def test_a_refusal_is_reported_with_its_place_and_the_templates_words(answered):
+    made = maker(byte_target(CHATML.replace("<s>", "{{ messages[1].content }}", 1)))
+    assert not made.make([Record(source="p.jsonl:7", messages=talk("hi", "a").messages[:1])])
+    reason = "refused by the target's chat template"
+    assert +made.counts.dropped == {reason: 1}
+    (place,) = made.counts.places[reason]
+    assert place.startswith("p.jsonl:7 (UndefinedError: ")
+
+
+def test_keywords_reach_the_template(answered):
+    target = byte_target("{{ messages[0].content }}{{ mood }}|")
+    made = maker(target, template={"mood": " calmly"})
+    (draft,) = made.make([prompt("hi")])
+    assert decode(target, draft.input_ids) == "hi calmly|a fine answer</s>"

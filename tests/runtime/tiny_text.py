@@ -31,6 +31,10 @@ THINKING = (
 STRICT = "{{ raise_exception('only calm conversations') }}"
 
 
+def talk(*turns):
+    return [{"role": role, "content": content} for role, content in turns]
+
+
 def byte_tokenizer(template=CHATML, merges=(), **options):
     tokens = SPECIALS + sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens += [a + b for a, b in merges]
