@@ -16,6 +16,7 @@ from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
 from runtime.errors import ConfigError, WorkerError
+from runtime.progress import say
 
 VARIABLES = (
     "RANK",
@@ -24,6 +25,21 @@ VARIABLES = (
     "LOCAL_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
+)
+LAUNCHERS = (
+    "SLURM_STEP_NUM_TASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "JSM_NAMESPACE_SIZE",
+    "FLUX_JOB_SIZE",
+)
+"""How many processes srun, mpirun, jsrun or flux started."""
+ALLOCATED = "SLURM_NTASKS"
+"""Tasks of a Slurm job; one shell in the job sees it too."""
+INSTEAD = (
+    "start torchrun once a host instead: torchrun --nproc-per-node N -m runtime.train ... (under "
+    "Slurm: srun --ntasks-per-node 1 torchrun --nnodes ...), or one process with --devices"
 )
 POLL_S = 0.2
 JOIN = timedelta(seconds=300)
@@ -176,22 +192,27 @@ def join_processes(environ: Mapping[str, str] = os.environ) -> Processes:
     """Meet the other processes that torchrun started, or be alone without it.
 
     Args:
-        environ: torchrun sets ``VARIABLES``; without RANK or WORLD_SIZE the process is alone.
+        environ: torchrun sets ``VARIABLES``; without RANK and WORLD_SIZE the process is alone.
 
     Raises:
-        ConfigError: Some variables are missing, or one is no number.
+        ConfigError: Some variables are missing, one is no number or out of its range, or another
+            launcher started several processes, each of which would be alone.
         WorkerError: The others cannot be reached.
     """
-    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        _check_alone(environ)
         return single_process()
     missing = [name for name in VARIABLES if name not in environ]
     if missing:
         raise ConfigError(
             "environment",
             ", ".join(missing),
-            f"must be set where RANK and WORLD_SIZE are; torchrun sets all of {VARIABLES}",
+            f"must be set where RANK or WORLD_SIZE is; torchrun sets all of {VARIABLES}",
         )
     rank, size, local_rank, local_size = (_number(environ, name) for name in VARIABLES[:4])
+    for name, number, count in (("RANK", rank, size), ("LOCAL_RANK", local_rank, local_size)):
+        if not 0 <= number < count:
+            raise ConfigError(name, number, f"must be 0 to {count - 1}, as torchrun sets it")
     try:
         store, _, _ = next(rendezvous("env://", rank, size, timeout=JOIN))
     except RuntimeError as error:
@@ -202,6 +223,29 @@ def join_processes(environ: Mapping[str, str] = os.environ) -> Processes:
     store.set_timeout(timedelta(seconds=60))
     prefixed = distributed.PrefixStore("processes", store)  # type: ignore[attr-defined]
     return Processes(rank, size, local_rank, local_size, prefixed)
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several processes that know nothing of each other."""
+    for name in LAUNCHERS:
+        if _count(environ, name) > 1:
+            raise ConfigError(
+                name,
+                environ[name],
+                f"several processes were started without RANK and WORLD_SIZE, and each would "
+                f"train the whole run by itself; {INSTEAD}",
+            )
+    tasks = 1 if LAUNCHERS[0] in environ else _count(environ, ALLOCATED)
+    if tasks > 1 and _count(environ, "SLURM_PROCID") > 0:
+        rule = f"this is one of several tasks, without RANK and WORLD_SIZE; {INSTEAD}"
+        raise ConfigError(ALLOCATED, environ[ALLOCATED], rule)
+    if tasks > 1:
+        say(f"{ALLOCATED} = {tasks}, and this process trains alone; to train together, {INSTEAD}")
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

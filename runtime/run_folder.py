@@ -7,9 +7,9 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from cache.address import without_secrets_in
 from runtime.checkpoint import META_FILE, Checkpoint, latest_state
 from runtime.config import Config
+from runtime.differences import told_differences
 from runtime.drafter_folder import CONFIG_FILE
 from runtime.errors import CheckpointError, ConfigError, TrainingError
 from runtime.export import export_checkpoint
@@ -26,8 +27,6 @@ from runtime.progress import say
 from runtime.session import Session, shaping_settings
 
 RUN_FILE = "run.json"
-SHOWN_CHANGES = 4
-"""Most changes that an error names."""
 UNTOLD = "settings, data or masks"
 """What changed where ``run.json`` cannot tell."""
 
@@ -145,33 +144,16 @@ def _what_differs(folder: Path, session: Session, fingerprint: str) -> str:
         # It is of a later run where one was killed while it started over.
         if record["fingerprint"] != fingerprint:
             return UNTOLD
-        changed = _changed_settings(shaping_settings(record["config"]), shaping)
-        masks = record.get("masks", shaping["masks"])
-        if masks != shaping["masks"]:
-            contexts = sorted(
-                {int(context) for context, _ in masks.items() ^ shaping["masks"].items()}
-            )
-            changed.append(
-                f"the masks of context {', '.join(map(str, contexts))} (cache version "
-                f"{record['mask_version'][:12]} -> {session.mask_version[:12]})"
-            )
-        if record.get("data", shaping["data"]) != shaping["data"]:
-            changed.append("the prepared data")
+        was = {
+            **shaping_settings(record["config"]),
+            "masks": record.get("masks", shaping["masks"]),
+            "data": record.get("data", shaping["data"]),
+        }
+        versions = (record["mask_version"][:12], session.mask_version[:12])
+        masks = " (cache version {} -> {})".format(*versions)
+        return told_differences(was, shaping, "{name} {was} -> {now}", masks) or UNTOLD
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return UNTOLD
-    if len(changed) > SHOWN_CHANGES:
-        changed[SHOWN_CHANGES:] = [f"{len(changed) - SHOWN_CHANGES} more"]
-    return ", ".join(changed) or UNTOLD
-
-
-def _changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``train.steps 40 -> 41``."""
-    return [
-        f"{section}.{key} {json.dumps(was.get(key))} -> {json.dumps(new[section].get(key))}"
-        for section, was in old.items()
-        for key in {**was, **new[section]}
-        if was.get(key) != new[section].get(key)
-    ]
 
 
 def draw_run(folder: Path) -> None:

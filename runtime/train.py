@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,8 +170,8 @@ def train(
             found = resumed_state(folder, session, report)
     first_step, state = found or (finished.step if finished else 0, None)
     # How often to save shapes no result, but at every save all ranks compare their weights.
-    shape = f"{session.fingerprint[:16]}, saving every {config.train.save_every}"
-    first_step = _agree_on_start(processes, first_step, shape)
+    saving = {**session.shaping["train"], "save_every": config.train.save_every}
+    first_step = _agree_on_start(processes, first_step, {**session.shaping, "train": saving})
     if first_step >= config.train.steps:
         report(f"this run is finished: {first_step} steps; --fresh starts over")
         if finished is not None:
@@ -296,19 +296,20 @@ def _closing_rows(
     return rows
 
 
-def _agree_on_start(processes: "Processes", first_step: int, fingerprint: str) -> int:
+def _agree_on_start(processes: "Processes", first_step: int, shaping: Mapping[str, Any]) -> int:
     """The step that process 0 begins with, if this process sees what that one sees."""
+    from runtime.differences import told_differences
     from runtime.errors import TrainingError
 
-    mine = f"{first_step} {fingerprint}" if processes.leads else None
-    step, _, expected = processes.from_leader("start", mine).partition(" ")
-    if fingerprint != expected:
+    mine = json.dumps({"step": first_step, "shaping": shaping}) if processes.leads else None
+    start = json.loads(processes.from_leader("start", mine))
+    told = told_differences(start["shaping"], shaping, "{name}: {now} here, {was} on process 0")
+    if told:
         raise TrainingError(
-            f"process {processes.rank} has other settings, data or masks than process 0: "
-            f"fingerprint {fingerprint}, must be {expected}; give every host the same run file, "
-            "data folder and mask cache"
+            f"process {processes.rank} has other settings, data or masks than process 0 ({told}); "
+            "give every host the same run file, data folder and mask cache"
         )
-    return int(step)
+    return int(start["step"])
 
 
 def _say_nothing(line: str) -> None:

@@ -41,11 +41,50 @@ def test_without_torchrun_a_process_is_alone():
     assert alone.from_leader("y", "8") == "8"
 
 
-@pytest.mark.parametrize("missing", VARIABLES[2:])
+@pytest.mark.parametrize("missing", VARIABLES)
 def test_half_of_torchruns_variables_are_refused(missing):
     environ = {name: "1" for name in VARIABLES if name != missing}
-    with pytest.raises(ConfigError, match=rf"'{missing}': must be set where RANK and WORLD_SIZE"):
+    with pytest.raises(ConfigError, match=rf"'{missing}': must be set where RANK or WORLD_SIZE"):
         join_processes(environ)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"},
+        {"SLURM_NTASKS": "2", "SLURM_PROCID": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
+        {"PMI_SIZE": "4", "PMI_RANK": "3"},
+        {"MV2_COMM_WORLD_SIZE": "2"},
+        {"FLUX_JOB_SIZE": "3", "MASTER_ADDR": "host", "MASTER_PORT": "1"},
+    ],
+)
+def test_one_of_several_without_torchrun_is_refused(environ):
+    name = next(iter(environ))
+    with pytest.raises(ConfigError, match=f"{name} = '{environ[name]}': .*start torchrun once a"):
+        join_processes(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "warned"),
+    [
+        ({"SLURM_NTASKS": "8"}, True),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, True),
+        ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": ""}, False),
+    ],
+)
+def test_one_process_of_a_larger_job_is_warned(environ, warned, capsys):
+    assert join_processes(environ).size == 1
+    assert ("this process trains alone" in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize(("name", "number"), [("RANK", "2"), ("RANK", "-1"), ("LOCAL_RANK", "2")])
+def test_a_rank_beyond_the_size_is_refused(name, number):
+    environ = dict.fromkeys(VARIABLES, "0") | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    with pytest.raises(ConfigError, match=f"{name} = {number}: must be 0 to 1"):
+        join_processes(environ | {name: number})
 
 
 def test_a_rank_that_is_no_number_is_refused():
@@ -190,9 +229,34 @@ def test_torchrun_asked_to_stop_saves_and_one_process_reports(tmp_path):
     assert {"run.json", "metrics.png", "drafter"} <= {path.name for path in run.iterdir()}
 
 
-def test_a_process_that_sees_other_data_is_refused():
+SHAPING = {
+    "run": {"seed": 1},
+    "target": {"model": "a", "features": [1, 2]},
+    "train": {"lr": 0.002, "save_every": 100},
+    "masks": {"128": "aa", "256": "bb"},
+    "data": {"samples": 10, "sha256": {"tokens": "cc"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "told"),
+    [
+        ("train", {"lr": 0.001}, "train.lr: 0.001 here, 0.002 on process 0"),
+        ("train", {"save_every": 50}, "train.save_every: 50 here, 100 on process 0"),
+        ("target", {"features": [1, 3]}, "target.features: [1, 3] here, [1, 2] on process 0"),
+        ("run", {"extra": "x"}, 'run.extra: "x" here, null on process 0'),
+        ("masks", {"256": "other"}, "the masks of context 256"),
+        ("masks", {"512": "more", "128": "other"}, "the masks of context 128, 512"),
+        ("data", {"sha256": {"tokens": "other"}}, "the prepared data"),
+    ],
+)
+def test_what_a_process_sees_otherwise_is_told(section, values, told):
     first, second = both()
-    assert _agree_on_start(first, 7, "aaaa") == 7
-    assert _agree_on_start(second, 0, "aaaa") == 7
-    with pytest.raises(TrainingError, match=r"process 1 has other settings, data or masks than"):
-        _agree_on_start(second, 0, "bbbb")
+    assert _agree_on_start(first, 7, SHAPING) == 7
+    assert _agree_on_start(second, 0, SHAPING) == 7
+    other = {**SHAPING, section: {**SHAPING[section], **values}}
+    with pytest.raises(
+        TrainingError, match=r"process 1 has other settings, data or masks"
+    ) as error:
+        _agree_on_start(second, 0, other)
+    assert f"than process 0 ({told}); give every host" in str(error.value)
