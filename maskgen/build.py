@@ -142,7 +142,7 @@ def layout_params(spec: MaskSpec) -> dict[str, Tensor]:
         spec.windows,
         bytes.fromhex(spec.digest),
     )
-    return {"anchors": torch.as_tensor(anchors), "n_valid": torch.as_tensor(n_valid)}
+    return {"anchors": anchors, "n_valid": n_valid}
 
 
 def spec_spans(spec: MaskSpec, params: Mapping[str, Tensor]) -> RowIntervals:

@@ -161,7 +161,7 @@ def rows_without_key(spans: RowIntervals) -> tuple[list[tuple[int, int, int]], i
 def is_causal(spans: RowIntervals) -> bool:
     """Return whether no row q sees a key above q."""
     last = torch.where(spans.ends > spans.starts, spans.ends, 0).amax(dim=2)
-    return bool((last <= torch.arange(1, spans.Q_LEN + 1)).all())
+    return bool((last <= torch.arange(1, spans.Q_LEN + 1, device="cpu")).all())
 
 
 def _drawn(entry: MaskEntry) -> MaskEntry:
@@ -198,7 +198,8 @@ def _bounds_findings(entry: MaskEntry, drawn: MaskEntry) -> list[str]:
 
 def _all_tiles(heads: tuple[int, int], kinds_BHRC: Tensor) -> Tensor:
     """Return (b, h, r, c) of every tile, int64 ``[T, 4]``."""
-    return torch.cartesian_prod(*map(torch.arange, (*heads, *kinds_BHRC.shape[2:])))
+    sizes = (*heads, *kinds_BHRC.shape[2:])
+    return torch.cartesian_prod(*(torch.arange(size, device="cpu") for size in sizes))
 
 
 def _sampled_tiles(heads: tuple[int, int], kinds_BHRC: Tensor, digest: str) -> Tensor:
@@ -214,15 +215,15 @@ def _sampled_tiles(heads: tuple[int, int], kinds_BHRC: Tensor, digest: str) -> T
             columns = (row == kind).nonzero().flatten()
             if len(columns):
                 tiles.add((b, h, r, int(columns[word % len(columns)])))
-    return torch.tensor(sorted(tiles))
+    return torch.tensor(sorted(tiles), dtype=torch.int64, device="cpu")
 
 
 def _compare_tiles(entry: MaskEntry, kinds_BHRC: Tensor, tiles: Tensor) -> tuple[list[str], int]:
     spans, (Q_BLOCK, KV_BLOCK) = entry.spans, entry.spec.BLOCK_SIZE
     b, h, r, c = tiles.unbind(1)
     q_idx, kv_idx = (
-        r[:, None] * Q_BLOCK + torch.arange(Q_BLOCK),
-        c[:, None] * KV_BLOCK + (torch.arange(KV_BLOCK)),
+        r[:, None] * Q_BLOCK + torch.arange(Q_BLOCK, device="cpu"),
+        c[:, None] * KV_BLOCK + torch.arange(KV_BLOCK, device="cpu"),
     )
     inside = (q_idx < spans.Q_LEN)[:, :, None] & (kv_idx < spans.KV_LEN)[:, None, :]
     # Ragged tiles read a neighbour instead of past the end; those cells are outside either way.

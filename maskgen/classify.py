@@ -47,7 +47,7 @@ def block_kinds(starts: Tensor, ends: Tensor, KV_LEN: int, BLOCK_SIZE: tuple[int
     R, C = -(-Q_LEN // Q_BLOCK), -(-KV_LEN // KV_BLOCK)
     flat_starts = starts.numpy().reshape(B * H, K, Q_LEN)
     flat_ends = ends.numpy().reshape(B * H, K, Q_LEN)
-    kinds = torch.empty(B, H, R, C, dtype=torch.uint8)
+    kinds = torch.empty(B, H, R, C, dtype=torch.uint8, device="cpu")
     flat_kinds = kinds.numpy().reshape(B * H, R, C)
     rows = min(R, max(1, _PIECE // C))
     masks = max(1, _PIECE // (C * R))

@@ -131,8 +131,14 @@ def _answer_batch(
     step: Callable[[], None],
 ) -> list[Answer]:
     longest = max(map(len, prompts))
-    padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=target.device)
-    ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts], device=target.device)
+    padding = torch.tensor(
+        [longest - len(prompt) for prompt in prompts], dtype=torch.int64, device=target.device
+    )
+    ids = torch.tensor(
+        [[0] * (longest - len(p)) + list(p) for p in prompts],
+        dtype=torch.int64,
+        device=target.device,
+    )
     columns = torch.arange(longest + max(limits), device=target.device)
     visible = (columns >= padding[:, None]).long()
     positions = (columns - padding[:, None]).clamp(min=0)
@@ -166,7 +172,7 @@ def _answer_batch(
         ids = chosen[:, None]
         if compactable and len(running) < COMPACT_BELOW * len(rows):
             keep = [i for i, row in enumerate(rows) if row in running]
-            index = torch.tensor(keep, device=target.device)
+            index = torch.tensor(keep, dtype=torch.int64, device=target.device)
             cache.batch_select_indices(index)
             ids, visible, positions = ids[index], visible[index], positions[index]
             rows = [rows[i] for i in keep]

@@ -48,7 +48,9 @@ class InputSlot:
         on_gpu = device.type == "cuda"
         self._home = home
         self._host = {
-            name: torch.zeros(math.prod(field.shape), dtype=field.dtype, pin_memory=on_gpu)
+            name: torch.zeros(
+                math.prod(field.shape), dtype=field.dtype, device="cpu", pin_memory=on_gpu
+            )
             for name, field in largest.items()
             if field.from_host
         }

@@ -180,7 +180,7 @@ def _connect(store: Any, device: torch.device, rank: int, size: int) -> Any:
         options._timeout = TIMEOUT
         backend: Any = ProcessGroupNCCL(prefixed, rank, size, options)
         # The first collective sets the connections up, which a capture could not.
-        backend.allreduce([torch.zeros(1, device=device)]).wait()
+        backend.allreduce([torch.zeros(1, dtype=torch.float32, device=device)]).wait()
         torch.cuda.synchronize(device)
         return backend
     from torch.distributed import ProcessGroupGloo

@@ -255,21 +255,22 @@ def write_dataset(
 
 
 def _join(samples: Sequence[Sample]) -> dict[str, Tensor]:
-    none = torch.zeros(0, dtype=torch.int32)
+    none = torch.zeros(0, dtype=torch.int32, device="cpu")
     lengths = [0, *(sample.input_ids.numel() for sample in samples)]
+    prompts = [sample.prompt_len for sample in samples]
     origin = {}
     if all(sample.identity for sample in samples):
         identities = [list(bytes.fromhex(sample.identity)) for sample in samples]
         origin = {
-            "identities": torch.tensor(identities, dtype=torch.uint8).reshape(-1, 32),
-            "files": torch.tensor([s.file for s in samples], dtype=torch.int32),
-            "indices": torch.tensor([s.index for s in samples], dtype=torch.int64),
+            "identities": torch.tensor(identities, dtype=torch.uint8, device="cpu").reshape(-1, 32),
+            "files": torch.tensor([s.file for s in samples], dtype=torch.int32, device="cpu"),
+            "indices": torch.tensor([s.index for s in samples], dtype=torch.int64, device="cpu"),
         }
     return {
         "input_ids": torch.cat([none, *(s.input_ids for s in samples)]).to(torch.int32),
         "loss_mask": torch.cat([none, *(s.loss_mask for s in samples)]).to(torch.uint8),
-        "prompt_lens": torch.tensor([s.prompt_len for s in samples], dtype=torch.int32),
-        "offsets": torch.tensor(lengths, dtype=torch.int64).cumsum(0),
+        "prompt_lens": torch.tensor(prompts, dtype=torch.int32, device="cpu"),
+        "offsets": torch.tensor(lengths, dtype=torch.int64, device="cpu").cumsum(0),
         **origin,
     }
 

@@ -115,16 +115,20 @@ class Drafter(nn.Module):
 
     inv_freq: Tensor
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, *, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.config = config
         fused = len(config.target_layer_ids) * config.hidden_size
-        self.fc = nn.Linear(fused, config.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        # Whatever defaults the caller's thread has: fp32, on the device that is named.
+        with torch.device(device):
+            self.fc = nn.Linear(fused, config.hidden_size, bias=False)
+            self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
+            self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self._frequencies, self._rope_factor = rope_frequencies(config)
-        self.register_buffer("inv_freq", torch.tensor(self._frequencies), persistent=False)
+        inv_freq = torch.tensor(self._frequencies, dtype=torch.float32, device=device)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.float()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Keep the frequencies in fp32 when the module is cast, and real when it leaves meta."""

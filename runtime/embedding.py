@@ -25,7 +25,9 @@ def module_scale(target: "Target") -> float | None:
     None where it does something else with them.
     """
     weight = target.embed_weight
-    ids = torch.linspace(0, weight.shape[0] - 1, PROBES, device=weight.device).long()
+    ids = torch.linspace(
+        0, weight.shape[0] - 1, PROBES, dtype=torch.float32, device=weight.device
+    ).long()
     rows, made = weight[ids], target.model.get_input_embeddings()(ids[None])[0]
     if made.shape != rows.shape:
         return None

@@ -121,9 +121,9 @@ def _untrained(
     from runtime.initialise import initial_drafter, random_start
 
     if network.target_layer_ids == heldout.layer_ids:
-        scale = torch.tensor(heldout.feature_scale, device=target.device)
+        scale = torch.tensor(heldout.feature_scale, dtype=torch.float32, device=target.device)
         return servable(initial_drafter(target, train, config, network), scale)
-    generator = torch.Generator().manual_seed(config.run.seed)
+    generator = torch.Generator(device="cpu").manual_seed(config.run.seed)
     return servable(random_start(network, generator, device=target.device))
 
 

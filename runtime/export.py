@@ -159,7 +159,6 @@ def load_published(
         CheckpointError: A file is missing, unreadable or says what the network here does not do,
             or the weights are not exactly those that the config names.
     """
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -177,8 +176,7 @@ def load_published(
     other = sorted({str(t.dtype) for t in weights.values()} - SERVED_DTYPES)
     if other:
         raise CheckpointError(f"{path} must hold floats of 16 or 32 bits, found {', '.join(other)}")
-    with torch.device("meta"):
-        drafter = Drafter(config)
+    drafter = Drafter(config, device="meta")
     drafter.to_empty(device="cpu").to(dtype or weights["fc.weight"].dtype)
     drafter.load_state_dict(weights)
     return servable(drafter.to(device))
@@ -196,7 +194,8 @@ def export_checkpoint(checkpoint: "Checkpoint", folder: Path) -> Path:
     from runtime.embedding import serving_note
 
     published = dict(checkpoint.drafter)
-    scale, target = torch.tensor(published.pop(FEATURE_SCALE)), published.pop(TARGET, None)
+    scale = torch.tensor(published.pop(FEATURE_SCALE), dtype=torch.float32, device="cpu")
+    target = published.pop(TARGET, None)
     weights = {
         name.removeprefix(MASTER): tensor
         for name, tensor in checkpoint.load().items()
@@ -224,13 +223,12 @@ def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":
 
 
 def _check_weights(what: str, config: "DrafterConfig", weights: "Mapping[str, Tensor]") -> None:
-    import torch
 
     from runtime.drafter import Drafter
     from runtime.errors import CheckpointError
 
-    with torch.device("meta"):
-        wanted = {name: tuple(t.shape) for name, t in Drafter(config).state_dict().items()}
+    drafter = Drafter(config, device="meta")
+    wanted = {name: tuple(t.shape) for name, t in drafter.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     wrong = sorted({name for name, _ in wanted.items() ^ found.items()})
     if wrong:

@@ -41,11 +41,17 @@ class GraphPool:
 
     @contextlib.contextmanager
     def activated(self) -> Iterator[None]:
-        """Make the device and the stream current in this thread."""
-        if self.stream is None:
-            yield
-            return
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+        """Make the device and the stream current in this thread, and the modes those of training.
+
+        Whatever gradient, inference or autocast mode the caller of a run is in, it does not count.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(mode=False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.autocast(self.device.type, enabled=False))
+            if self.stream is not None:
+                stack.enter_context(torch.cuda.device(self.device))
+                stack.enter_context(torch.cuda.stream(self.stream))
             yield
 
     def synchronize(self) -> None:

@@ -103,7 +103,7 @@ def initial_drafter(
     Returns:
         An fp32 drafter on the target's device.
     """
-    generator = torch.Generator().manual_seed(config.run.seed)
+    generator = torch.Generator(device="cpu").manual_seed(config.run.seed)
     if config.drafter.init == "random":
         return random_start(drafter, generator, device=target.device)
     return from_target(target, drafter, generator, input_ids=calibration_tokens(train))
@@ -113,7 +113,9 @@ def calibration_tokens(train: Dataset) -> Tensor:
     """A few real samples cut to one length, int64 ``[n, T]``."""
     samples = [train.sample(i).input_ids for i in range(min(len(train), CALIBRATION_SAMPLES))]
     length = min(CALIBRATION_TOKENS, *(len(sample) for sample in samples))
-    return torch.stack([torch.as_tensor(sample[:length]).long() for sample in samples])
+    return torch.stack(
+        [torch.as_tensor(sample[:length], device="cpu").long() for sample in samples]
+    )
 
 
 def random_start(
@@ -126,8 +128,7 @@ def random_start(
         generator: On the CPU, so that every device starts from the same weights.
         device: Where the drafter stands.
     """
-    with torch.device("meta"):
-        drafter = Drafter(config)
+    drafter = Drafter(config, device="meta")
     drafter.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in drafter.parameters():
@@ -191,7 +192,7 @@ def from_target(
     drafter.hidden_norm.weight.copy_(_norm_weight(reader, "input norm"))
     drafter.fc.weight.mul_(FUSION_STD / RANDOM_STD)
     H = config.hidden_size
-    drafter.fc.weight[:, -H:].add_(torch.eye(H, device=device))
+    drafter.fc.weight[:, -H:].add_(torch.eye(H, dtype=torch.float32, device=device))
     return drafter
 
 
@@ -268,7 +269,7 @@ def _norm_weight(norm: Any, what: str) -> Tensor:
     """The weight of an RMSNorm that multiplies by it; others (1 + weight, mean) are refused."""
     weight: Tensor = norm.weight
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) or 1e-6
-    probe = torch.linspace(-1.0, 2.0, weight.numel(), device=weight.device)
+    probe = torch.linspace(-1.0, 2.0, weight.numel(), dtype=torch.float32, device=weight.device)
     expected = rms_norm(probe, weight.shape, weight.float(), float(eps))
     found = norm(probe.to(weight.dtype)).float()
     if not torch.allclose(found, expected, rtol=0.05, atol=0.05):

@@ -56,7 +56,11 @@ def block_targets(
     supervised = loss_mask.gather(1, flat).view_as(positions) & inside
     order = torch.arange(anchors.shape[1], device=input_ids.device)
     kept = (order < n_valid[:, None]) & loss_mask.gather(1, anchors.long()) & supervised[..., 0]
-    decay = torch.exp((1 - slots) / gamma) if gamma else torch.ones_like(slots, dtype=torch.float)
+    decay = (
+        torch.exp((1 - slots).float() / gamma)
+        if gamma
+        else torch.ones_like(slots, dtype=torch.float)
+    )
     weights = (supervised & kept[..., None]) * decay
     return Targets(labels, weights, kept.sum(dim=1, dtype=torch.float32))
 

@@ -35,6 +35,8 @@ class Replica:
         num_slots: Input slots, see ``input_slots``.
     """
 
+    # Tensors that were made in the caller's inference mode could not be trained or written to.
+    @torch.inference_mode(mode=False)
     def __init__(
         self,
         *,
@@ -137,7 +139,7 @@ class Replica:
             flat = {name: torch.zeros_like(view) for name, view in self.optimizer.state().items()}
             for name, weight in weights.items():
                 flat[f"master.{name}"] = weight.detach().float()
-            counters = torch.zeros(len(COUNTERS))
+            counters = torch.zeros(len(COUNTERS), dtype=torch.float32, device="cpu")
             self.load({**flat, "counters": counters})
 
     def state(self) -> dict[str, Tensor]:

@@ -106,7 +106,7 @@ class SampleMaker:
         the split is free to change. The first token of each sample is left out: models park a huge
         constant there, which would set the scale alone.
         """
-        squares = torch.zeros(len(self.layer_ids), dtype=torch.float64)
+        squares = torch.zeros(len(self.layer_ids), dtype=torch.float64, device="cpu")
         positions = 0
         used = drafts if self.store else self._with_features(drafts[:SCALE_SAMPLES])
         for draft in used:
@@ -281,7 +281,7 @@ class SampleMaker:
 
     def _forward(self, drafts: list[Draft], indices: Sequence[int], longest: int) -> None:
         rows = [drafts[i].input_ids + [0] * (longest - len(drafts[i].input_ids)) for i in indices]
-        ids = torch.tensor(rows, device=self.target.device)
+        ids = torch.tensor(rows, dtype=torch.int64, device=self.target.device)
         features = self.target.features(ids, self.layer_ids).to(torch.bfloat16).cpu()
         for row, index in enumerate(indices):
             length = len(drafts[index].input_ids)
@@ -315,8 +315,8 @@ def to_samples(drafts: Sequence[Draft]) -> list[Sample]:
     """What is written of drafts."""
     return [
         Sample(
-            input_ids=torch.tensor(draft.input_ids, dtype=torch.int32),
-            loss_mask=torch.tensor(draft.loss_mask, dtype=torch.uint8),
+            input_ids=torch.tensor(draft.input_ids, dtype=torch.int32, device="cpu"),
+            loss_mask=torch.tensor(draft.loss_mask, dtype=torch.uint8, device="cpu"),
             prompt_len=draft.prompt_len,
             features=draft.features,
             identity=draft.identity,

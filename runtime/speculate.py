@@ -211,7 +211,7 @@ def choice_gap(target: Target, prompt_ids: Sequence[int], answer: Sequence[int])
     One call over prompt and answer together, so rounding differs from decoding: a gap of a few
     roundings of a logit is a tie.
     """
-    ids = torch.tensor([*prompt_ids, *answer], dtype=torch.int64)
+    ids = torch.tensor([*prompt_ids, *answer], dtype=torch.int64, device="cpu")
     with torch.no_grad():
         logits = target.logits(ids[None].to(target.device))[0].float()
     rows = logits[len(prompt_ids) - 1 : -1]

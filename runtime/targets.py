@@ -69,7 +69,7 @@ def frozen_targets(
         dataset: Where it holds no features, the step computes them.
         remote: Whether they come from targets on other devices instead.
     """
-    scale = torch.tensor(dataset.feature_scale, dtype=torch.float32)
+    scale = torch.tensor(dataset.feature_scale, dtype=torch.float32, device="cpu")
     targets = []
     for device in placement.devices:
         local, features = target, None

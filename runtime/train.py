@@ -240,7 +240,9 @@ def train(
                 report(f"resuming from step {first_step} of {config.train.steps}")
             result = trainer.run(first_step)
             if processes.leads:
-                scale = torch.tensor(session.dataset.feature_scale)
+                scale = torch.tensor(
+                    session.dataset.feature_scale, dtype=torch.float32, device="cpu"
+                )
                 weights = trainer.drafter_weights()
                 save_published(
                     folder / "drafter",

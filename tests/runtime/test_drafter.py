@@ -268,8 +268,7 @@ def test_casting_keeps_angles_in_fp32():
 
 
 def test_leaving_meta_makes_frequencies_real():
-    with torch.device("meta"):
-        drafter = Drafter(make_config())
+    drafter = Drafter(make_config(), device="meta")
     drafter.to_empty(device="cpu")
     assert torch.equal(drafter.inv_freq, Drafter(make_config()).inv_freq)
 
