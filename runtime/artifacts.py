@@ -1,12 +1,13 @@
 """Warm-up artifacts: what torch.compile made, saved beside the masks for the next start.
 
 One file a toolchain, ``attest/<version>/warm-up_torch-2.13.0_triton-3.6.0_sm_90.artifacts``: a line
-of JSON (format, toolchain, size, SHA-256), then torch's own bytes. **It is code.** torch unpickles
-and runs what is in it, and the digest tells damage, not forgery: load a file only from a machine
-that you trust.
+of JSON (format, toolchain, sizes, SHA-256), then torch's own bytes, of one run or of several one
+after another. **It is code.** torch unpickles and runs what is in it, and the digest tells damage,
+not forgery: load a file only from a machine that you trust.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from cache.errors import CacheError
 from runtime.errors import ArtifactError
 from runtime.internals import compile_cache_counts
 
-FORMAT = 1
+FORMAT = 2
 MAX_HEADER_BYTES = 4096
 SUFFIX = ".artifacts"
 WITHOUT = "or leave --trust-artifacts out, and what is missing is compiled"
@@ -71,6 +72,16 @@ class Counted:
         return f"{self.artifacts} warm-up artifacts, {self.size:,} bytes, {self.path}"
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What one run compiled or took from a cache."""
+
+    payload: bytes
+    """torch's own bytes."""
+    keys: frozenset[tuple[str, str]]
+    """Kind and key of each artifact; equal keys hold the same code."""
+
+
 class ArtifactFile:
     """The warm-up artifacts of one cache version and one toolchain.
 
@@ -86,6 +97,7 @@ class ArtifactFile:
     def __init__(self, store: cache.Store, version: str, toolchain: Toolchain) -> None:
         self.store = store
         self.toolchain = toolchain
+        self._loaded: list[_Part] = []
         try:
             self.path = store.sidecar_dir(version) / toolchain.file_name
         except CacheError as error:
@@ -111,7 +123,8 @@ class ArtifactFile:
     def save(self) -> Counted | None:
         """Write all that this process has compiled, or has taken from a compile cache.
 
-        Replaces what was there whole; None when nothing was compiled, and nothing is written.
+        What was loaded stays, whether this run needed it or not; what was there and was not loaded
+        is replaced. None when nothing was compiled, and nothing is written.
 
         Raises:
             ArtifactError: The disk refuses.
@@ -120,18 +133,21 @@ class ArtifactFile:
         if made is None:
             return None
         payload, info = made
-        counted = Counted(self.path, len(payload), _count(info))
+        parts = _needed([*self._loaded, _Part(payload, _keys(info))])
+        whole = b"".join(part.payload for part in parts)
+        counted = _counted(self.path, parts)
         header = {
             "format": FORMAT,
             **asdict(self.toolchain),
             "artifacts": counted.artifacts,
-            "bytes": len(payload),
-            "sha256": hashlib.sha256(payload).hexdigest(),
+            "bytes": len(whole),
+            "parts": [len(part.payload) for part in parts],
+            "sha256": hashlib.sha256(whole).hexdigest(),
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with staging_folder(self.path) as staging:
-                replace_file(self.path, json.dumps(header).encode() + b"\n" + payload, staging)
+                replace_file(self.path, json.dumps(header).encode() + b"\n" + whole, staging)
         except OSError as error:
             raise ArtifactError(f"warm-up artifacts cannot be saved: {error}") from error
         return counted
@@ -145,20 +161,23 @@ class ArtifactFile:
         Raises:
             ArtifactError: There is no such file, or it is damaged, or of another toolchain.
         """
-        payload = self._payload()
+        self._loaded = [self._taken(payload) for payload in self._payloads()]
+        return _counted(self.path, self._loaded)
+
+    def _taken(self, payload: bytes) -> _Part:
         try:
             info = torch.compiler.load_cache_artifacts(payload)
         except Exception as error:
             raise self._refused(f"torch {torch.__version__} cannot load it: {error}") from error
         if info is None:
             raise self._refused(f"torch {torch.__version__} cannot read what is in it")
-        return Counted(self.path, len(payload), _count(info))
+        return _Part(payload, _keys(info))
 
-    def _payload(self) -> bytes:
+    def _payloads(self) -> list[bytes]:
         try:
             with self.path.open("rb") as file:
                 header = self._header(file.readline(MAX_HEADER_BYTES))
-                payload = file.read()
+                whole = file.read()
         except FileNotFoundError as error:
             others = sorted(path.name for path in self.path.parent.glob(f"*{SUFFIX}"))
             raise ArtifactError(
@@ -168,24 +187,32 @@ class ArtifactFile:
             ) from error
         except OSError as error:
             raise self._refused(f"it cannot be read ({error})") from error
-        found = (len(payload), hashlib.sha256(payload).hexdigest())
+        found = (len(whole), hashlib.sha256(whole).hexdigest())
         if found != (header["bytes"], header["sha256"]):
             raise self._refused(
                 f"it is damaged: it must hold {header['bytes']} bytes of SHA-256 "
                 f"{str(header['sha256'])[:12]}..., found {found[0]} of {found[1][:12]}..."
             )
-        return payload
+        ends = list(itertools.accumulate(header["parts"], initial=0))
+        if ends[-1] != len(whole) or ends != sorted(ends):
+            raise self._refused(f"it is damaged: its parts must make {len(whole)} bytes")
+        return [whole[start:end] for start, end in itertools.pairwise(ends)]
 
     def _header(self, line: bytes) -> dict[str, Any]:
+        damaged = "it is damaged: its first line must be a JSON header"
         try:
             header = json.loads(line)
             version = header["format"]
-            made_by = Toolchain(header["torch"], header["triton"], header["arch"])
-            sized = {"bytes": header["bytes"], "sha256": header["sha256"]}
         except (ValueError, KeyError, TypeError) as error:
-            raise self._refused("it is damaged: its first line must be a JSON header") from error
+            raise self._refused(damaged) from error
         if version != FORMAT:
             raise self._refused(f"its format is {version}, and this program reads {FORMAT}")
+        try:
+            made_by = Toolchain(header["torch"], header["triton"], header["arch"])
+            sized = {name: header[name] for name in ("bytes", "parts", "sha256")}
+            sized["parts"] = [int(size) for size in sized["parts"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._refused(damaged) from error
         if made_by != self.toolchain:
             raise self._refused(f"it was made by {made_by}, and this is {self.toolchain}")
         return sized
@@ -253,5 +280,20 @@ def _arch(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-def _count(info: Any) -> int:
-    return sum(len(keys) for keys in info.artifacts.values())
+def _keys(info: Any) -> frozenset[tuple[str, str]]:
+    return frozenset((kind, key) for kind, keys in info.artifacts.items() for key in keys)
+
+
+def _counted(path: Path, parts: Sequence[_Part]) -> Counted:
+    keys = frozenset[tuple[str, str]]().union(*(part.keys for part in parts))
+    return Counted(path, sum(len(part.payload) for part in parts), len(keys))
+
+
+def _needed(parts: Sequence[_Part]) -> list[_Part]:
+    """Leave out, from the last on, what the others hold."""
+    needed = list(parts)
+    for part in reversed(parts):
+        others = [other for other in needed if other is not part]
+        if part.keys <= frozenset[tuple[str, str]]().union(*(other.keys for other in others)):
+            needed = others
+    return needed

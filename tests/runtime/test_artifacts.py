@@ -146,6 +146,46 @@ def test_saving_again_replaces(tmp_path, compiled):
     assert file.load().artifacts == 3
 
 
+@pytest.fixture
+def torch_of(monkeypatch):
+    """Stand-in for a process: what it compiles; payloads name their artifacts."""
+
+    def info_of(payload):
+        return SimpleNamespace(artifacts={"inductor": payload.decode().split()})
+
+    def compiles(names):
+        made = names.encode()
+        monkeypatch.setattr(
+            torch.compiler, "save_cache_artifacts", lambda: (made, info_of(made)) if made else None
+        )
+
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", info_of)
+    return compiles
+
+
+def run_once(folder, torch_of, compiled, *, trust):
+    """One command with --save-artifacts; the artifacts that a later one finds."""
+    torch_of(compiled)
+    warm_up(folder, save=True, trust=trust)
+    parts = artifact_file(folder)._payloads()
+    names = [name for part in parts for name in part.decode().split()]
+    counted = artifact_file(folder).load()
+    assert (counted.artifacts, counted.size) == (len(set(names)), sum(map(len, parts)))
+    return sorted(set(names)), len(parts)
+
+
+def test_what_was_loaded_stays_when_a_smaller_run_saves(tmp_path, torch_of):
+    assert run_once(tmp_path, torch_of, "a b c", trust=False) == (["a", "b", "c"], 1)
+    # It needs less, then something else, then more of both, then nothing.
+    assert run_once(tmp_path, torch_of, "b", trust=True) == (["a", "b", "c"], 1)
+    assert run_once(tmp_path, torch_of, "b d", trust=True) == (["a", "b", "c", "d"], 2)
+    assert run_once(tmp_path, torch_of, "d e", trust=True) == (["a", "b", "c", "d", "e"], 2)
+    assert run_once(tmp_path, torch_of, "", trust=True) == (["a", "b", "c", "d", "e"], 2)
+    assert run_once(tmp_path, torch_of, "e d c b a f", trust=True) == (list("abcdef"), 1)
+    # What is not trusted is not read, and so not kept.
+    assert run_once(tmp_path, torch_of, "g", trust=False) == (["g"], 1)
+
+
 def test_without_a_file_the_error_tells_what_is_there(tmp_path, compiled):
     artifact_file(tmp_path).save()
     other = Toolchain("2.11.0", "3.6.0", "sm_90")
@@ -163,7 +203,10 @@ def test_without_a_file_the_error_tells_what_is_there(tmp_path, compiled):
         ("torch", "2.11.0", r"made by torch 2\.11\.0, triton .*, and this is torch"),
         ("triton", "3.6.0", r"made by .*triton 3\.6\.0, cpu, and this is"),
         ("arch", "sm_80", "made by .*sm_80, and this is .*, cpu"),
-        ("format", 2, "its format is 2, and this program reads 1"),
+        ("format", 3, "its format is 3, and this program reads 2"),
+        ("parts", [12], "damaged: its parts must make 13 bytes"),
+        ("parts", [-1, 14], "damaged: its parts must make 13 bytes"),
+        ("parts", "x", "damaged: its first line must be a JSON header"),
         ("bytes", 3, "damaged: it must hold 3 bytes"),
         ("sha256", "0" * 64, r"SHA-256 000000000000\.\.\., found 13 of"),
     ],
