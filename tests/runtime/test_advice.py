@@ -3,11 +3,13 @@
 import re
 import shlex
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import cache
+from cache.advice import RUN_FILE as RUN_FILE_OPTIONS
 from maskgen.cli import main as maskgen
 from maskgen.runfile import setting, with_run_file
 from tests.runtime.test_train import RUN_FILE
@@ -137,6 +139,23 @@ def test_what_maskgen_advises_mends_what_it_refused(place, line):
 def test_a_folder_of_another_ending_is_named(place):
     result = paste("python -m maskgen list --cache masks")
     assert "name a folder that ends in .zarr" in result.stderr
+
+
+def test_every_command_that_the_code_advises_leaves_room_for_the_options():
+    root = Path(cache.__file__).parents[1]
+    files = [
+        file
+        for package in ("cache", "maskgen", "runtime")
+        for file in (root / package).rglob("*.py")
+    ]
+    advised = [
+        (file.name, found[0])
+        for file in files
+        for found in re.finditer(r"run: python -m [^\n]+", file.read_text())
+    ]
+    assert len(advised) >= 3
+    for name, line in advised:
+        assert RUN_FILE_OPTIONS in line or "{RUN_FILE}" in line, (name, line)
 
 
 def test_without_a_run_file_the_advice_leaves_room_for_one():

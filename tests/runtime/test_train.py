@@ -147,7 +147,7 @@ def test_other_settings_do_not_take_over_a_runs_checkpoints(root, trained):
             ["--set", "data.folder=nowhere"],
             1,
             "nowhere holds no prepared data (no meta.json); "
-            "run: python -m runtime.prepare --config {root}/run.toml\n",
+            "run: python -m runtime.prepare --config {root}/run.toml --set data.folder=nowhere ",
         ),
         (["--set", "train.masks=dflesh"], 2, "must name an entry of"),
         (["--anchors", "data"], 2, "'dflash-data': must name an entry of"),
