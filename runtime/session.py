@@ -69,6 +69,7 @@ def open_session(
     check_request(request)
     dataset = Dataset.open(config.data.folder, "train")
     _check_features(config, dataset)
+    check_template(config, dataset)
     check_request(replace(request, features=dataset.meta["features"]))
     contexts = tuple(specs)
     if dataset.meta["context"] > contexts[-1]:
@@ -102,6 +103,28 @@ def _check_features(config: Config, dataset: Dataset) -> None:
         raise DatasetError(
             f"{dataset.folder} was prepared with data.features = {held!r}, and the run asks for "
             f"{asked!r}; {PREPARE}"
+        )
+
+
+def check_template(config: Config, dataset: Dataset) -> None:
+    """Refuse data that were rendered otherwise than the run file says.
+
+    Raises:
+        DatasetError: The chat template, its text or its keywords differ.
+        ConfigError: The template is a file that cannot be read.
+    """
+    from runtime.chat_template import TemplateChoice
+
+    asked = TemplateChoice.read(config.data.chat_template, config.data.template).as_dict()
+    held = dataset.meta.get("template", TemplateChoice().as_dict())
+    if asked != held:
+        shown = [
+            json.dumps({k: choice[k] for k in ("chat_template", "keywords")})
+            for choice in (held, asked)
+        ]
+        raise DatasetError(
+            f"{dataset.folder} was rendered with {shown[0]}, and the run asks for "
+            f"{'another text of it' if shown[0] == shown[1] else shown[1]}; {PREPARE}"
         )
 
 

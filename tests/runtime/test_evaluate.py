@@ -287,3 +287,11 @@ def test_command_without_a_drafter(run_file):
     assert f"in {config.parent.parent}; run: python -m runtime.train --config {run_file}\n" in (
         result.stderr
     )
+
+
+def test_prompts_that_were_rendered_otherwise_are_refused(run_file, monkeypatch):
+    monkeypatch.setattr("runtime.target.Target.load", None)
+    arguments = ["--config", str(run_file), "--set", "data.template.enable_thinking=false"]
+    result = CliRunner().invoke(evaluate.main, arguments)
+    assert result.exit_code == 1
+    assert 'was rendered with {"chat_template": "target", "keywords": {}, ' in result.stderr

@@ -162,6 +162,12 @@ def test_other_settings_do_not_take_over_a_runs_checkpoints(root, trained):
         (["--devices", ""], 2, "must be a device such as"),
         (["--target-devices", "gpu"], 2, "must be a device such as"),
         (["--set", "data.features=online"], 1, "prepared with data.features = 'stored'"),
+        (
+            ["--set", "data.chat_template=plain"],
+            1,
+            'and the run asks for {{"chat_template": "plain',
+        ),
+        (["--set", "data.template.quick=true"], 1, 'was rendered with {{"chat_template": "target'),
         (["--set", "target.num_features=3"], 1, "prepared for 2 feature layers"),
         (["--set", "target.model={root}/other"], 1, "the run's target is"),
         (["--set", "target.model={root}/none"], 1, "there is no such folder"),
