@@ -294,4 +294,4 @@ def test_prompts_that_were_rendered_otherwise_are_refused(run_file, monkeypatch)
     arguments = ["--config", str(run_file), "--set", "data.template.enable_thinking=false"]
     result = CliRunner().invoke(evaluate.main, arguments)
     assert result.exit_code == 1
-    assert 'was rendered with {"chat_template": "target", "keywords": {}, ' in result.stderr
+    assert 'was rendered with {"chat_template": "target", "keywords": {}}' in result.stderr
