@@ -11,7 +11,8 @@ from typing import Any, Self
 import torch
 
 from runtime.errors import ConfigError
-from runtime.published_keys import SIZES, network_settings, yarn_factor
+from runtime.published_config import network_settings, yarn_factor
+from runtime.published_keys import SIZES
 
 ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": (("factor",), ()),
