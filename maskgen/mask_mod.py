@@ -68,23 +68,24 @@ def from_mask_mod(
     mask_mod: MaskMod,
     B: int | None = None,
     H: int | None = None,
-    *,
-    Q_LEN: int,
-    KV_LEN: int,
+    Q_LEN: int | None = None,
+    KV_LEN: int | None = None,
     device: torch.device | str = "cpu",
+    *,
     budget_bytes: int = 256 << 20,
 ) -> RowIntervals:
     """Read the row intervals of any FlexAttention mask_mod off its cells.
 
-    Every cell is evaluated exactly as ``create_block_mask`` evaluates it (by torch's own
-    ``create_mask``, under vmap), but some rows at a time, so memory stays within a budget.
+    The arguments stand in the order of ``create_block_mask``, and every cell is evaluated exactly
+    as there (by torch's own ``create_mask``, under vmap), but some rows at a time, so memory stays
+    within a budget.
 
     Args:
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``; its captured tensors must be on ``device``.
         B: Batch size, or None where the mask does not depend on b, which is then 0.
         H: Number of heads, or None where the mask does not depend on h, which is then 0.
-        Q_LEN: Query rows.
-        KV_LEN: Keys.
+        Q_LEN: Query rows; required.
+        KV_LEN: Keys; required.
         device: Where to evaluate, and where the spans are.
         budget_bytes: Most memory for the cells in work, beside the spans themselves.
 
@@ -99,20 +100,19 @@ def from_mask_mod(
     """
     gate.passing("from_mask_mod")
     _check_signature(mask_mod)
-    sizes = {"B": B, "H": H, "Q_LEN": Q_LEN, "KV_LEN": KV_LEN, "budget_bytes": budget_bytes}
-    for field, value in sizes.items():
-        if value is not None:
-            checked_int(field, value)
-    if (total := (B or 1) * (H or 1) * Q_LEN) > INT32_MAX:
+    B, H = (1 if size is None else checked_int(name, size) for name, size in (("B", B), ("H", H)))
+    Q_LEN, KV_LEN = checked_int("Q_LEN", Q_LEN), checked_int("KV_LEN", KV_LEN)
+    budget_bytes = checked_int("budget_bytes", budget_bytes)
+    if (total := B * H * Q_LEN) > INT32_MAX:
         raise MaskSpecError("B * H * Q_LEN", total, "must be below 2**31, which int32 addresses")
-    Q_LEN, KV_LEN, device = int(Q_LEN), int(KV_LEN), torch.device(device)
+    device = torch.device(device)
     rows = budget_bytes // _BYTES_PER_CELL // KV_LEN
     if rows < 1:
         rule = f"one row of KV_LEN={KV_LEN} takes {_BYTES_PER_CELL * KV_LEN} bytes"
         raise MaskSpecError("budget_bytes", budget_bytes, rule)
-    spans = torch.zeros(2, B or 1, H or 1, 1, Q_LEN, dtype=torch.int32, device=device)
-    for b in range(B or 1):
-        for h in range(H or 1):
+    spans = torch.zeros(2, B, H, 1, Q_LEN, dtype=torch.int32, device=device)
+    for b in range(B):
+        for h in range(H):
             for q in range(0, Q_LEN, rows):
                 tile = _evaluate(mask_mod, (b, h, q), min(rows, Q_LEN - q), KV_LEN, device)
                 found = _tile_spans(tile, (b, h, q))
@@ -127,7 +127,12 @@ def _check_signature(mask_mod: MaskMod) -> None:
     if not callable(mask_mod):
         raise MaskSpecError("mask_mod", mask_mod, "must be callable")
     try:
-        inspect.signature(mask_mod).bind(0, 0, 0, 0)
+        signature = inspect.signature(mask_mod)
+    except ValueError:
+        # A builtin has none; whether it takes four arguments shows when it is evaluated.
+        return
+    try:
+        signature.bind(0, 0, 0, 0)
     except TypeError as error:
         rule = f"must take (b, h, q_idx, kv_idx): {error}"
         raise MaskSpecError("mask_mod", _name(mask_mod), rule) from error

@@ -14,7 +14,7 @@ from maskgen.families.natten import natten
 from maskgen.families.p_eagle import p_eagle
 from maskgen.families.params import Param, RuntimeParam
 from maskgen.families.prefix_lm import prefix_lm
-from maskgen.families.registry import families, find_family, spans_into
+from maskgen.families.registry import families, spans_into
 from maskgen.families.shared_prefix import shared_prefix
 from maskgen.families.sink_window import sink_window
 from maskgen.families.sliding_window import sliding_window
@@ -32,7 +32,6 @@ __all__ = [
     "document",
     "eagle3_ttt",
     "families",
-    "find_family",
     "full",
     "global_prefix_window",
     "natten",

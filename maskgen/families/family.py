@@ -88,20 +88,8 @@ class Family:
         Raises:
             MaskSpecError: A length or value breaks its rule, or a name is unknown.
         """
-        check_length("Q_LEN", Q_LEN)
-        check_length("KV_LEN", KV_LEN)
-        names = [param.name for param in self.params] + list(self.runtime_params)
-        for name, value in params.items():
-            if name not in names:
-                rule = f"is no parameter of family {self.name!r}: {one_of(name, names)}"
-                raise MaskSpecError(name, value, rule)
-        checked: dict[str, Any] = {}
-        for param in self.params:
-            value = params.get(param.name, param.default)
-            if value is REQUIRED:
-                rule = f"is required by family {self.name!r}: {param.doc}"
-                raise MaskSpecError(param.name, None, rule)
-            checked[param.name] = param.check(value)
+        self._check_frame(Q_LEN, KV_LEN, params)
+        checked = self._static(params)
         for given in self.runtime:
             if params.get(given.name) is not None:
                 checked[given.name] = given.check(params[given.name])
@@ -122,7 +110,9 @@ class Family:
     def spans(
         self, Q_LEN: int, KV_LEN: int, *, device: torch.device | str | None = None, **params: Any
     ) -> Spans:
-        """Compute the spans: static shape, and of int32 tensors no host sync and no value checks.
+        """Compute the spans: static shape, no host sync where runtime parameters are int32 tensors.
+
+        Static parameters are checked, each for itself; of such tensors no value is looked at.
 
         Args:
             Q_LEN: Query rows, in tokens.
@@ -135,10 +125,11 @@ class Family:
             ``starts`` and ``ends``, int32 ``[B, 1, max_K, Q_LEN]``, disjoint, empty ones anywhere.
 
         Raises:
-            MaskSpecError: A required parameter is missing, or a runtime parameter that is no int32
-                tensor breaks its rule.
+            MaskSpecError: A required parameter is missing, a name is unknown, or a length, a static
+                parameter, or a runtime parameter that is no int32 tensor breaks its rule.
         """
         where = _device_of(device, params)
+        self._check_frame(Q_LEN, KV_LEN, params)
         return self.span_fn(Q_LEN, KV_LEN, where, **self._filled(params, where))
 
     def mask_mod(
@@ -150,6 +141,7 @@ class Family:
         as it needs no host sync, and they follow each batch.
         """
         where = _device_of(device, params)
+        self._check_frame(Q_LEN, KV_LEN, params)
         mod = self.mask_mod_fn(Q_LEN, KV_LEN, where, **self._filled(params, where))
         mod.__name__ = f"{self.name}_mask_mod"
         return mod
@@ -226,8 +218,25 @@ class Family:
         starts, ends = self.spans(Q_LEN, KV_LEN, device=where, **checked)
         return RowIntervals(starts, ends, KV_LEN).canonical()
 
+    def _check_frame(self, Q_LEN: int, KV_LEN: int, params: Mapping[str, Any]) -> None:
+        check_length("Q_LEN", Q_LEN)
+        check_length("KV_LEN", KV_LEN)
+        names = [param.name for param in self.params] + list(self.runtime_params)
+        for name, value in params.items():
+            if name not in names:
+                rule = f"is no parameter of family {self.name!r}: {one_of(name, names)}"
+                raise MaskSpecError(name, value, rule)
+
     def _static(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {p.name: self._value(p, params) for p in self.params}
+        """The static parameters, each checked for itself, defaults filled in."""
+        checked: dict[str, Any] = {}
+        for param in self.params:
+            value = params.get(param.name, param.default)
+            if value is REQUIRED:
+                rule = f"is required by family {self.name!r}: {param.doc}"
+                raise MaskSpecError(param.name, None, rule)
+            checked[param.name] = param.check(value)
+        return checked
 
     def _filled(self, params: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         filled = self._static(params)
@@ -238,13 +247,6 @@ class Family:
                 raise MaskSpecError(given.name, None, rule)
             filled[given.name] = None if value is None else given.tensor(value, device)
         return filled
-
-    def _value(self, param: Param, params: Mapping[str, Any]) -> Any:
-        value = params.get(param.name, param.default)
-        if value is REQUIRED:
-            rule = f"is required by family {self.name!r}: {param.doc}"
-            raise MaskSpecError(param.name, None, rule)
-        return value
 
     def _batch(self, checked: Mapping[str, Any]) -> int:
         sizes = [1, *(len(checked[given.name]) for given in self.runtime if given.name in checked)]

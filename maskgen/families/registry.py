@@ -1,9 +1,10 @@
 """The families by name, and the call that writes a family's spans into static buffers."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
@@ -25,40 +26,61 @@ from maskgen.families.sink_window import SINK_WINDOW
 from maskgen.families.sliding_window import SLIDING_WINDOW
 from maskgen.families.tree import TREE
 
-families: Final[Mapping[str, Family]] = MappingProxyType(
-    {
-        family.name: family
-        for family in (
-            FULL,
-            CAUSAL,
-            SLIDING_WINDOW,
-            SINK_WINDOW,
-            CHUNKED,
-            PREFIX_LM,
-            DOCUMENT,
-            SHARED_PREFIX,
-            GLOBAL_PREFIX_WINDOW,
-            BLOCK_DIFFUSION,
-            DFLASH,
-            EAGLE3_TTT,
-            P_EAGLE,
-            TREE,
-            NATTEN,
-        )
-    }
+
+class UnknownFamilyError(MaskSpecError, KeyError):
+    """No family has that name; the rule names the nearest one."""
+
+    # A KeyError would quote its message.
+    __str__ = Exception.__str__
+
+
+class Families(Mapping[str, Family]):
+    """Families by name; a missing one is refused with the nearest name.
+
+    ``maskgen.families`` is this mapping, and a package too: so that ``import
+    maskgen.families.causal as c`` finds the module, the package's modules and names are attributes.
+    """
+
+    def __init__(self, *members: Family) -> None:
+        self._members = {family.name: family for family in members}
+
+    def __getitem__(self, name: str) -> Family:
+        if not isinstance(name, str) or name not in self._members:
+            raise UnknownFamilyError("family", name, one_of(str(name), self._members))
+        return self._members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __getattr__(self, name: str) -> Any:
+        package = "maskgen.families"
+        return sys.modules.get(f"{package}.{name}") or getattr(sys.modules[package], name)
+
+    def __repr__(self) -> str:
+        return f"families: {', '.join(self)}"
+
+
+families: Final = Families(
+    FULL,
+    CAUSAL,
+    SLIDING_WINDOW,
+    SINK_WINDOW,
+    CHUNKED,
+    PREFIX_LM,
+    DOCUMENT,
+    SHARED_PREFIX,
+    GLOBAL_PREFIX_WINDOW,
+    BLOCK_DIFFUSION,
+    DFLASH,
+    EAGLE3_TTT,
+    P_EAGLE,
+    TREE,
+    NATTEN,
 )
 """Every mask family by its name in a config file."""
-
-
-def find_family(name: str) -> Family:
-    """Give the family of a name.
-
-    Raises:
-        MaskSpecError: No family has that name; the rule names the nearest one.
-    """
-    if name not in families:
-        raise MaskSpecError("family", name, one_of(str(name), families))
-    return families[name]
 
 
 def spans_into(starts: Tensor, ends: Tensor, family: Family | str, **params: Any) -> None:
@@ -77,13 +99,15 @@ def spans_into(starts: Tensor, ends: Tensor, family: Family | str, **params: Any
         MaskSpecError: KV_LEN or a required parameter is missing, or the spans do not fit the
             buffers.
     """
-    known = find_family(family) if isinstance(family, str) else family
+    known = families[family] if isinstance(family, str) else family
     if "KV_LEN" not in params:
         raise MaskSpecError("KV_LEN", None, "is required: buffers of spans do not tell it")
     KV_LEN = params.pop("KV_LEN")
     new_starts, new_ends = known.spans(starts.shape[-1], KV_LEN, device=starts.device, **params)
     B, H, K, _ = starts.shape
     used = new_starts.shape[2]
+    if {starts.dtype, ends.dtype} != {torch.int32}:
+        raise MaskSpecError("starts", [str(starts.dtype), str(ends.dtype)], "both must be int32")
     if starts.shape != ends.shape or used > K or new_starts.shape[0] not in (1, B):
         found = [list(starts.shape), list(ends.shape)]
         rule = f"both buffers must hold {list(new_starts.shape)}, B broadcast, K or more slots"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
-from torch.nn.attention.flex_attention import create_mask
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 import maskgen
 from maskgen import (
@@ -195,3 +195,26 @@ def test_lengths_may_be_numpys_integers():
     assert maskgen.causal(length, np.int32(8)).equals(causal)
     found = maskgen.from_mask_mod(lambda b, h, q, kv: q >= kv, Q_LEN=length, KV_LEN=length)
     assert found.equals(causal)
+
+
+@pytest.mark.parametrize("B", [None, 1, 2])
+def test_arguments_stand_in_the_order_of_create_block_mask(B):
+    mask_mod = lambda b, h, q, kv: (q >= kv) & (kv >= b)  # noqa: E731
+    spans = maskgen.from_mask_mod(mask_mod, B, None, 20, 30, "cpu")
+    theirs = create_block_mask(mask_mod, B, None, 20, 30, "cpu", 16)
+    ours = maskgen.to_block_mask(maskgen.compile_mask(spans, 16), spans)
+    dense = create_mask(mask_mod, B, None, 20, 30, "cpu")
+    assert torch.equal(spans.dense(), dense)
+    assert torch.equal(ours.to_dense(), theirs.to_dense())
+
+
+@pytest.mark.parametrize("size", [{"Q_LEN": 4}, {"KV_LEN": 4}, {}])
+def test_lengths_are_required(size):
+    with pytest.raises(MaskSpecError, match="_LEN = None: must be an integer of at least 1"):
+        maskgen.from_mask_mod(lambda b, h, q, kv: q >= kv, **size)
+
+
+@pytest.mark.parametrize("builtin", [torch.ge, torch.where, max, dict, print])
+def test_a_builtin_is_refused_as_any_other_function(builtin):
+    with pytest.raises(MaskSpecError, match="mask_mod = "):
+        maskgen.from_mask_mod(builtin, None, None, 4, 4)

@@ -1,5 +1,6 @@
 """What a batch says is checked as it was given, at every door, before it is cast to int32."""
 
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -216,3 +217,34 @@ def test_a_spec_keeps_what_was_written():
     (spec,) = read_specs({"masks": {"entry": [entry]}})
     assert spec.params["doc_ids"] == [0, 0, 1, -1]
     assert isinstance(import_module("json").dumps(spec.to_json()), str)
+
+
+@pytest.mark.parametrize(
+    "door", ["spans", "mask_mod", "intervals", "chosen_mask_mod", "spans_into"]
+)
+@pytest.mark.parametrize("case", {case.family: case for case in CASES}.values(), ids=str)
+def test_a_static_parameter_is_checked_at_every_door(door, case):
+    # 2**32 + 1 added to an int32 tensor would be 1.
+    for param in families[case.family].params:
+        wrong = {"int": 2**32 + 1, "ints": [2**32 + 1], "bool": 2**32, "str": 2**32}[param.type]
+        with pytest.raises(MaskSpecError) as caught:
+            through(door, case, {**case.params, param.name: wrong})
+        assert caught.value.field == param.name
+    with pytest.raises(MaskSpecError, match="is no parameter of family"):
+        through(door, case, {**case.params, "windw": 3})
+
+
+@pytest.mark.parametrize("door", ["spans", "mask_mod", "intervals", "spans_into"])
+@pytest.mark.parametrize("length", [2**32 + 8, 0, 8.0, True])
+def test_a_length_is_checked_at_every_door(door, length):
+    case = next(case for case in CASES if case.family == "causal")
+    with pytest.raises(MaskSpecError, match="KV_LEN"):
+        through(door, replace(case, KV_LEN=length), case.params)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.float32])
+def test_buffers_of_spans_are_int32(dtype):
+    starts = torch.zeros(1, 1, 1, 8, dtype=torch.int32)
+    for buffers in ((starts.to(dtype), starts), (starts, starts.to(dtype))):
+        with pytest.raises(MaskSpecError, match="both must be int32"):
+            spans_into(*buffers, "causal", KV_LEN=2**17)
