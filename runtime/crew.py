@@ -152,12 +152,13 @@ class Crew:
         for worker, feeder in zip(self.workers, self.feeders, strict=True):
             host_ms = 1e3 * statistics.median(worker.host_s or [0.0])
             rates[worker.name] = f"{host_ms:.2f} ms host time a step"
-            rates[feeder.name] = f"waited {_share(feeder.waited_s, seconds)} of the run for room"
+            ready = _share(feeder.waited_s, seconds)
+            rates[feeder.name] = f"{ready} of the run ahead of the steps, with samples ready"
         for target in self.targets:
             rates[target.name] = (
                 f"{target.served / max(target.seconds, 1e-9):,.0f} samples/s, waited "
                 f"{_share(target.starved_s, seconds)} of the run for samples and "
-                f"{_share(target.blocked_s, seconds)} for room"
+                f"{_share(target.blocked_s, seconds)} for the steps"
             )
         return rates
 

@@ -6,6 +6,7 @@ three decoders answer the same prompts one at a time.
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -60,6 +61,8 @@ def main(
         click.echo(json.dumps(result.as_dict()))
     else:
         click.echo(result.table())
+        folder = shlex.quote(drafter_folder or str(Path(config.run.folder) / "drafter"))
+        click.echo(f'next: python -m runtime.generate --drafter {folder} --prompt "..."')
     if not result.exact:
         sys.exit(3)
 

@@ -10,6 +10,11 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 METRICS_FILE = "metrics.jsonl"
+LEGEND = (
+    "tau~: tokens that a call of the target would give, drafts checked against the training data; "
+    "evaluate measures tau by decoding"
+)
+"""What the lines of a run do not say of themselves."""
 
 
 def interval_metrics(
@@ -83,6 +88,11 @@ class MetricsLog:
             else None
         )
         self._began = time.monotonic()
+        self._show(LEGEND)
+
+    def _show(self, line: str) -> None:
+        (self._bar or tqdm).write(line, file=self._stream)
+        self._stream.flush()
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row and show it."""
@@ -99,8 +109,7 @@ class MetricsLog:
             self._bar.set_postfix_str(shown, refresh=False)
             return
         passed = time.monotonic() - self._began
-        self._stream.write(f"step {row['step']}/{self.total_steps}  {shown}  {passed:.0f} s\n")
-        self._stream.flush()
+        self._show(f"step {row['step']}/{self.total_steps}  {shown}  {passed:.0f} s")
 
     def close(self) -> None:
         """End the bar."""

@@ -109,6 +109,12 @@ class EvaluationResult:
             f"the target alone: {self.greedy_tokens_per_s:.1f} tokens/s "
             f"({self.device}, {self.dtype})"
         )
+        lines.append("tau: tokens that a call of the target gives, 1 without drafts")
+        if self.trained.tokens_per_s < self.greedy_tokens_per_s:
+            lines.append(
+                "drafts cost more time here than they save: beside a target this small, or at a "
+                "tau near 1, a drafter's calls weigh as much as the target's own"
+            )
         if self.same_target is False:
             lines.append("the drafter was trained for another target than this one")
         lines += [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from maskgen.runfile import with_run_file
 from runtime.options import config_options, devices_option, reporting, with_options
 from runtime.progress import say
 
@@ -84,6 +85,12 @@ def main(
         click.echo(result.summary)
         width = max(map(len, rows))
         click.echo("\n".join(f"{name:{width}} {value}" for name, value in rows.items()))
+        if result.signal is None:
+            from cache.address import without_secrets_in
+            from cache.advice import RUN_FILE
+
+            command = f"next: python -m runtime.evaluate {RUN_FILE}"
+            click.echo(without_secrets_in(with_run_file(command, config_path, overrides)))
     if result.signal is not None:
         # As a shell reports a command that a signal ended, so that a script stops here.
         sys.exit(128 + result.signal)
