@@ -108,6 +108,17 @@ def test_advice_repeats_no_token(config, tmp_path):
         assert "token=***" in refused.output
 
 
+@pytest.mark.parametrize(("length", "explained"), [(128, True), (1024, False)])
+def test_a_table_without_sparsity_says_why(tmp_path, length, explained):
+    file = tmp_path / "run.toml"
+    mask = f'name = "m"\nfamily = "causal"\nQ_LEN = {length}\n'
+    file.write_text(f'[masks]\ncache = "{tmp_path}/masks.zarr"\n\n[[masks.entry]]\n{mask}')
+    for verb in ("build", "list"):
+        shown = run(verb, "--config", file)
+        assert shown.exit_code == 0, shown.output
+        assert ("sparsity 0.0%: at lengths of so few blocks" in shown.stdout) == explained
+
+
 def test_versions_tells_of_damage(config, tmp_path):
     assert run("build", config).exit_code == 0
     store = cache.open_store(tmp_path / "masks.zarr")

@@ -143,6 +143,14 @@ def test_a_difference_is_shown_with_its_place_and_gap(workplace, parts, monkeypa
     assert dataclasses.replace(result, trained=wrong, dtype="bfloat16").exact
 
 
+@pytest.mark.parametrize(("speed", "explained"), [(9.0, True), (11.0, False)])
+def test_a_drafter_slower_than_the_target_is_explained(workplace, parts, speed, explained):
+    result = run(workplace[0], parts)
+    trained = dataclasses.replace(result.trained, tokens_per_s=speed)
+    table = dataclasses.replace(result, trained=trained, greedy_tokens_per_s=10.0).table()
+    assert ("drafts cost more time here than they save" in table) == explained
+
+
 def test_a_text_that_ends_early_is_a_difference(workplace, parts, monkeypatch):
     real = speculate.greedy
 

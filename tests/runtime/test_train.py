@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from maskgen.cli import main as maskgen
 from runtime.checkpoint import find_checkpoints
 from runtime.evaluate import main as evaluate
+from runtime.generate import main as generate
 from runtime.metrics import read_metrics
 from runtime.prepare import main as prepare
 from runtime.run_folder import held
@@ -103,6 +105,24 @@ def test_training_ends_with_the_line_and_a_table(root, trained):
     published = json.loads((run / "drafter" / "config.json").read_text())
     assert published["architectures"] == ["DFlashDraftModel"]
     assert published["block_size"] == 4
+
+
+def test_what_a_run_prints_explains_itself_and_names_the_next_command(root, trained):
+    assert trained.stderr.count("tau~: tokens that a call of the target would give") == 1
+    assert trained.stderr.index("tau~: ") < trained.stderr.index("tau~ ")
+    assert re.search(
+        r"^feeder-0.* \d+% of the run ahead of the steps", trained.stdout, re.MULTILINE
+    )
+    (command,) = re.findall("^next: python -m (.*)$", trained.stdout, re.MULTILINE)
+    name, *arguments = shlex.split(command)
+    assert (name, arguments) == ("runtime.evaluate", ["--config", str(root / "run.toml")])
+    scored = call(evaluate, root, *arguments, config=False)
+    assert "tau: tokens that a call of the target gives, 1 without drafts" in scored.stdout
+    (command,) = re.findall("^next: python -m (.*)$", scored.stdout, re.MULTILINE)
+    name, *arguments = shlex.split(command)
+    assert name == "runtime.generate"
+    made = CliRunner().invoke(generate, [*arguments, "--max-new-tokens", "4"])
+    assert made.exit_code == 0, made.output
 
 
 def test_the_same_command_again_trains_nothing(root, trained):
