@@ -60,6 +60,27 @@ def test_the_layout_group_that_suits_the_answer_is_chosen():
     assert late == {2, 3}
 
 
+@pytest.mark.parametrize("changed", [{"seed": 2}, {"epoch": 1}, {"sample": 1}])
+def test_draws_follow_seed_epoch_and_sample(changed):
+    layouts = LayoutChooser(np.tile(np.int32([4, 5, 6]), (999, 1)), np.full(999, 3, np.int32), 999)
+    key = {"seed": 1, "epoch": 0, "sample": 0}
+    loss_mask = mask(300, 4, 300)
+    assert layouts.choose(loss_mask, **key) != layouts.choose(loss_mask, **{**key, **changed})
+    first, _ = draw_anchors(loss_mask, 8, **key)
+    other, _ = draw_anchors(loss_mask, 8, **{**key, **changed})
+    assert (first != other).any()
+
+
+def test_an_anchor_just_past_the_last_candidate_counts_for_no_layout():
+    # The last candidate is 6: 7 is supervised, and nothing follows it.
+    anchors = np.array([[2, 7], [5, 6]], dtype=np.int32)
+    chooser = LayoutChooser(anchors, np.array([2, 2], dtype=np.int32), draws=1)
+    assert chooser.choose(mask(8, 2, 8), seed=1, epoch=0, sample=0) == 1
+    # A candidate one past the largest anchor of all layouts is in none of them.
+    lower = LayoutChooser(anchors - 2, np.array([2, 2], dtype=np.int32), draws=1)
+    assert lower.choose(mask(8, 3, 8), seed=1, epoch=0, sample=0) == 1
+
+
 def test_anchors_past_a_short_sample_do_not_count_for_a_layout():
     anchors = np.array([[2, 3, 30], [5, 30, 31]], dtype=np.int32)
     chooser = LayoutChooser(anchors, np.array([3, 3], dtype=np.int32), draws=1)

@@ -28,6 +28,17 @@ def test_every_epoch_takes_every_sample_once_in_its_own_bucket():
         assert seen == Counter(range(17))
 
 
+def test_epochs_differ_in_the_order_of_buckets_and_in_what_is_together():
+    steps = plan([128] * 40 + [256] * 40)
+    epochs = [[steps[20 * epoch + i] for i in range(20)] for epoch in range(4)]
+    orders = {tuple(step.context for step in epoch) for epoch in epochs}
+    together = {frozenset(frozenset(step.samples) for step in epoch) for epoch in epochs}
+    assert len(orders) == len(together) == 4
+    assert [step.epoch for epoch in epochs for step in epoch] == [
+        e for e in range(4) for _ in range(20)
+    ]
+
+
 def test_epochs_differ_and_a_resumed_plan_does_not():
     first, second = plan([128] * 40), plan([128] * 40)
     assert [first[i].samples for i in range(10)] != [first[i].samples for i in range(10, 20)]

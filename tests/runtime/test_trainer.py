@@ -84,8 +84,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     assert (newest.step, resumed_from.step) == (6, 3)
     assert newest.fingerprint == open_session(config, "run.toml").fingerprint
     _, again, resumed = train(config, first_step=3, state=resumed_from.load())
-    assert losses(again).tolist() == losses(rows).tolist()
+    assert len(rows) == 6
+    for name in ("step", "loss", "lr", "grad_norm", "tau_forced", "accuracy", "anchors_kept"):
+        assert [row[name] for row in again] == [row[name] for row in rows], name
+    assert resumed.keys() == weights.keys() == first_drafter().state_dict().keys()
     for name, weight in weights.items():
+        assert not torch.equal(weight, first_drafter().state_dict()[name]), name
         assert torch.equal(weight, resumed[name]), name
 
 
@@ -105,6 +109,7 @@ def test_a_sample_without_a_supervised_token_carries_no_weight(tmp_path):
     _, rows, weights = train(config)
     assert [row["loss"] for row in rows] == [None] * 6
     assert rows[-1]["skipped"] == 0
+    assert [row["grad_norm"] for row in rows] == [0.0] * 6
     for name, weight in first_drafter().state_dict().items():
         assert torch.equal(weight, weights[name]), name
 
@@ -150,6 +155,42 @@ def test_a_step_that_is_not_finite_does_not_lower_the_logged_loss(tmp_path):
     trainer.teardown()
     assert row["skipped"] >= 1
     assert abs(row["loss"] - losses(clean)[0]) < 1.0
+
+
+def run_with_bad_steps(tmp_path, monkeypatch, bad, **train):
+    """A run whose steps of the given numbers read features that are not finite."""
+    config = prepared(tmp_path, "bad", train={"steps": 8, "max_skipped": 2, **train})
+    real = Replica.run
+
+    def run(replica, step, slot):
+        if step.number in bad:
+            slot.staged["features"].fill_(float("nan"))
+        real(replica, step, slot)
+
+    monkeypatch.setattr(Replica, "run", run)
+    trainer = make_trainer(config)
+    try:
+        trainer.prepare()
+        trainer.start_from(weights=first_drafter().state_dict())
+        return trainer.run().steps, read_metrics(trainer.folder / "metrics.jsonl")
+    finally:
+        trainer.teardown()
+
+
+@pytest.mark.parametrize("log_every", [1, 3, 8])
+def test_bad_steps_with_good_ones_between_are_not_in_a_row(tmp_path, monkeypatch, log_every):
+    steps, rows = run_with_bad_steps(tmp_path, monkeypatch, {0, 2, 4, 7}, log_every=log_every)
+    assert steps == 8
+    assert rows[-1]["skipped"] == 4
+
+
+@pytest.mark.parametrize("log_every", [1, 4, 8])
+def test_bad_steps_in_a_row_end_the_run_also_where_a_good_one_follows_before_the_log(
+    tmp_path, monkeypatch, log_every
+):
+    # With a row every 4 or 8 steps the last step before it is a good one.
+    with pytest.raises(NonFiniteError, match=r"^2 steps in a row .*max_skipped = 2"):
+        run_with_bad_steps(tmp_path, monkeypatch, {1, 2}, log_every=log_every)
 
 
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
