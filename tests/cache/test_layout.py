@@ -22,6 +22,14 @@ from cache.layout import (
 ID = "ab" * 32
 
 
+@pytest.mark.parametrize(
+    "text", [ID[:-1], ID + "a", ID + "\n", "\n" + ID, ID.upper(), "g" + ID[1:], "", "٣" + ID[1:]]
+)
+def test_an_id_is_64_lower_case_digits_and_nothing_else(text):
+    assert layout.is_version_id(ID)
+    assert not layout.is_version_id(text)
+
+
 def with_checksum(frame):
     return bytes(frame) + google_crc32c.value(bytes(frame)).to_bytes(4, "little")
 

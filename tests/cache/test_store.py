@@ -11,11 +11,13 @@ from cache.errors import (
     DamagedEntryError,
     EntryNotFoundError,
     FormatVersionError,
+    InvalidEntryError,
     StoreNotFoundError,
     StoreWriteError,
     VersionNotFoundError,
 )
 from cache.layout import manifest_of
+from cache.version import lay_out
 from tests.cache.samples import entries, entry, files_of, layouts, published, values_of
 
 
@@ -367,6 +369,21 @@ def test_sidecars_stand_beside_the_store(store, tmp_path):
 
 def test_a_file_url_is_a_folder(store):
     assert cache.open_store(f"file://{store.location}").load("causal/q4").name == "causal/q4"
+
+
+def test_a_manifest_that_no_reader_would_take_is_not_published(store, tmp_path, monkeypatch):
+    size = len(lay_out(entries(9)).version.document)
+    before = files_of(store)
+    for module in ("version", "reader", "source", "verify"):
+        monkeypatch.setattr(f"cache.{module}.MAX_DOCUMENT_BYTES", size - 1)
+    with pytest.raises(InvalidEntryError, match=f"within {size - 1} bytes, found {size}; publish"):
+        store.publish(entries(9))
+    assert files_of(store) == before
+    for module in ("version", "reader", "source", "verify"):
+        monkeypatch.setattr(f"cache.{module}.MAX_DOCUMENT_BYTES", size)
+    store.publish(entries(9))
+    again = cache.open_store(tmp_path / "m.zarr")
+    assert len(again.load_all()) == 9
 
 
 def test_an_entry_across_chunks_is_put_together(tmp_path, monkeypatch):

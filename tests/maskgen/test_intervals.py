@@ -187,6 +187,17 @@ def test_shift_does_not_wrap_near_the_largest_length():
     assert spans.shift(kv=-(most - 2)).ends.item() == 2
 
 
+def test_concat_reaches_the_largest_length_and_no_further():
+    half = of_rows([[(2**30 - 2, 2**30 - 1)]], 2**30 - 1)
+    whole = of_rows([[(0, 1), (2**30 - 1, 2**30)]], 2**30)
+    joined = RowIntervals.concat([whole, half], "kv")
+    assert joined.KV_LEN == 2**31 - 1
+    assert joined.starts.flatten().tolist() == [0, 2**30 - 1, 2**31 - 2]
+    for parts in ([whole, whole], [half, whole, of_rows([[(0, 1)]], 1)], [whole] * 3):
+        with pytest.raises(MaskSpecError, match=r"KV_LEN = \d+: .* below 2\*\*31"):
+            RowIntervals.concat(parts, "kv")
+
+
 def test_masks_have_no_truth_value_and_no_equality_by_content():
     spans = of_rows([[(0, 1)]], 1)
     with pytest.raises(TypeError, match="combine masks with &"):

@@ -96,6 +96,15 @@ def comb(b, h, q, kv):
 
 
 @pytest.mark.parametrize("cells", ["numpy", "torch"])
+def test_a_row_of_just_the_largest_number_of_spans_is_taken(cells, monkeypatch):
+    if cells == "torch":
+        monkeypatch.setattr(mask_mod_file, "_changes_on_cpu", mask_mod_file._changes)
+    spans = from_mask_mod(lambda b, h, q, kv: (kv % 2 == 0) & (q > 0), Q_LEN=3, KV_LEN=64)
+    assert spans.K == MAX_INTERVALS == 32
+    assert spans.row_counts().tolist() == [[[0, 32, 32]]]
+
+
+@pytest.mark.parametrize("cells", ["numpy", "torch"])
 def test_evaluation_stops_at_the_first_row_over_the_limit(cells, monkeypatch):
     if cells == "torch":
         monkeypatch.setattr(mask_mod_file, "_changes_on_cpu", mask_mod_file._changes)

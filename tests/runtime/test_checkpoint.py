@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 
@@ -36,6 +38,14 @@ def test_a_folder_without_meta_is_no_checkpoint(tmp_path):
     half = save(tmp_path, 20)
     (half / "meta.json").unlink()
     assert latest_state(tmp_path, "a" * 64, print, UNASKED)[0] == 10
+
+
+@pytest.mark.parametrize("written", [0, 2, "1", None])
+def test_a_checkpoint_of_another_format_is_not_taken_for_one_of_this(tmp_path, written):
+    save(tmp_path, 10)
+    meta = save(tmp_path, 20) / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": written}))
+    assert [item.step for item in find_checkpoints(tmp_path)] == [10]
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,37 @@ def test_prompt_without_room_is_refused(target, answered):
         made.make([prompt("hello there")])
 
 
+def test_a_prompt_with_room_for_just_the_shortest_answer_is_answered(target, answered):
+    # 33 tokens of the prompt and 4 of an answer; one more is asked for, to see that it goes on.
+    made = maker(target, context=37)
+    (draft,) = made.make([prompt("hello there")])
+    assert [limit for _, limit in answered["asked"]] == [5]
+    assert len(draft.input_ids) == 37
+    assert sum(draft.loss_mask) == 4
+    assert not +made.counts.dropped
+
+
+def test_a_conversation_of_just_the_largest_context_is_whole(target, answered):
+    (whole,) = maker(target).make([talk("hi", "yes, hello")])
+    length = len(whole.input_ids)
+    for too_long in ("skip", "refuse", "cut"):
+        made = maker(target, context=length, too_long=too_long, min_answer_tokens=11)
+        (draft,) = made.make([talk("hi", "yes, hello")])
+        assert draft.input_ids == whole.input_ids
+        assert not +made.counts.dropped
+        assert not made.counts.noted["cut at the largest context"]
+    assert not maker(target, min_answer_tokens=12).make([talk("hi", "yes, hello")])
+
+
+def test_an_answer_just_distinct_enough_is_kept(target, answered):
+    # "abcabca" and the end token: 5 4-grams, of which "abca" stands twice.
+    answered["text"] = "abcabca"
+    assert maker(target, min_distinct_4grams=0.8).make([prompt("hi")])
+    made = maker(target, min_distinct_4grams=0.801)
+    assert not made.make([prompt("hi")])
+    assert +made.counts.dropped == {"repetition": 1}
+
+
 def test_conversation_cut_before_its_answer_is_dropped(target, answered):
     made = maker(target, context=20)
     assert not made.make([talk("a question that is long", "yes, hello")])

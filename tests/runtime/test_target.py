@@ -8,7 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from runtime.errors import ConfigError, TargetNotFoundError
 from runtime.target import Target
 from runtime.target_files import find_target, resolve_dtype
-from tests.runtime.tiny_llama import HIDDEN, LAYERS, save_target, tiny_target, tiny_tokenizer
+from tests.runtime.tiny_llama import (
+    HIDDEN,
+    LAYERS,
+    save_target,
+    tiny_model,
+    tiny_target,
+    tiny_tokenizer,
+)
 from tests.runtime.tiny_text import CHATML, byte_target, byte_tokenizer
 
 
@@ -148,6 +155,12 @@ def test_end_tokens_of_model_and_tokenizer():
 
 def test_mask_token_of_the_tokenizer(target):
     assert target.mask_token_id == 23
+
+
+def test_mask_token_of_the_tokenizer_beyond_the_embedding_is_none():
+    target = Target(tiny_model(23), tiny_tokenizer(24), name="tiny")
+    assert target.tokenizer.mask_token_id == target.vocab_size == 23
+    assert target.mask_token_id == target.tokenizer.pad_token_id
 
 
 def test_mask_token_is_the_first_row_without_a_token():

@@ -81,6 +81,20 @@ def test_spans_mask_mod_and_tables_equal_the_formula(case):
         assert torch.equal(tables.block_kinds().expand_as(kinds), kinds)
 
 
+@pytest.mark.parametrize("anchor", [9, 10, 19, 2**30])
+def test_a_draft_block_sees_no_other_whatever_its_anchor_says(anchor):
+    """In a graph nobody looks at the values: a valid anchor may lie past the context of 8."""
+    params = {"draft_block_size": 4, "anchors": [[3, anchor, 5]], "n_valid": [2]}
+    starts, ends = families["dflash"].spans(12, 20, **params)
+    wanted = [[0] * 20 for _ in range(12)]
+    for block, context in ((0, 3), (1, 8), (2, 0)):
+        for slot in range(4):
+            row = 4 * block + slot
+            wanted[row][:context] = [1] * context
+            wanted[row][8 + 4 * block : 12 + 4 * block] = [1] * 4
+    assert RowIntervals(starts, ends, 20).dense()[0, 0].int().tolist() == wanted
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_mask_mod_on_a_gpu_equals_the_spans(case):
