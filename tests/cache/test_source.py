@@ -159,6 +159,7 @@ def test_a_folder_lists_versions_only(tmp_path):
     assert FolderSource(tmp_path / "absent").version_ids() == []
 
 
+@pytest.mark.timeout(60)
 def test_a_pipe_or_an_endless_link_does_not_hang(tmp_path):
     source = FolderSource(tmp_path)
     os.mkfifo(tmp_path / "pipe")

@@ -134,6 +134,7 @@ def test_a_publish_of_what_gc_takes_meanwhile_is_written_again(five, monkeypatch
     assert cache.open_store(store.location).verify() == []
 
 
+@pytest.mark.timeout(60)
 def test_a_second_gc_is_refused(five):
     import fcntl
 

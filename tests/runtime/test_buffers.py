@@ -60,6 +60,16 @@ def test_a_filled_slot_does_not_change_the_step_before_it_is_taken():
     assert free.get() is first
 
 
+@pytest.mark.timeout(60)
+def test_a_slot_that_was_taken_is_free_again():
+    free = input_slots([SMALL], CPU, num_slots=1)
+    inputs = StaticInputs(SMALL, CPU)
+    for _ in range(3):
+        slot = free.get()
+        slot.open(SMALL)
+        inputs.take(slot)
+
+
 def test_without_a_free_slot_a_feeder_waits_for_one():
     free = input_slots([SMALL], CPU, num_slots=1)
     slot = free.get()

@@ -1,6 +1,7 @@
 """Gradients are reduced while the backward pass goes on, in either dtype."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -92,6 +93,33 @@ def test_a_layers_gradients_travel_before_the_layer_below_is_begun(reduce_dtype)
     expected = ["d2", layer, "d1", layer, "d0", layer, fusion, tail]
     assert events[: len(expected)] == expected
     assert set(events[len(expected) :]) == {"waited"}
+
+
+@pytest.mark.parametrize("reduce_dtype", ["float32", "compute"])
+def test_a_step_leaves_nothing_for_the_next_one_to_do(reduce_dtype):
+    events, sent = [], []
+
+    class Watched(Recorded):
+        def start_all_reduces(self, tensors):
+            sent.extend(weakref.ref(tensor) for tensor in tensors)
+            return super().start_all_reduces(tensors)
+
+    module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    optimizer = optimizer_of(module)
+    exchange = GradientExchange(optimizer, Watched(events), reduce_dtype=reduce_dtype)
+    exchange.reducing = True
+    steps = []
+    for _ in range(3):
+        exchange.backward(module(torch.ones(2, 4)).square().sum())
+        exchange.finish()
+        steps.append(events.copy())
+        events.clear()
+    assert steps[0] == steps[1] == steps[2]
+    assert steps[0].count("waited") == len(steps[0]) // 2 == 2
+    # Copies that were sent are gone; the flat tensors are the optimizer's and stay.
+    flat = optimizer.reduced.untyped_storage().data_ptr()
+    left = [ref() for ref in sent if ref() is not None]
+    assert all(tensor.untyped_storage().data_ptr() == flat for tensor in left)
 
 
 @pytest.mark.parametrize("reduce_dtype", ["float32", "compute"])

@@ -6,6 +6,8 @@ import pytest
 from runtime.errors import TrainingError
 from runtime.handoff import Handoff, Lane
 
+pytestmark = pytest.mark.timeout(60)
+
 
 def in_thread(function):
     thread = threading.Thread(target=function, daemon=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.checkpoint import save_checkpoint
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, TrainingError
 from runtime.run_folder import held, resumed_state, write_run_file
 from runtime.session import open_session
 from tests.runtime.tiny_run import build_masks, make_config, make_data
@@ -121,6 +121,16 @@ def test_a_file_system_without_locks_is_said_and_trained_on(tmp_path, monkeypatc
     assert (
         "has no locks (no locks here): see that no other process trains" in capsys.readouterr().err
     )
+
+
+@pytest.mark.timeout(60)
+def test_a_folder_that_is_held_is_refused_at_once(tmp_path):
+    with held(str(tmp_path / "run")):
+        for _ in range(2):
+            with pytest.raises(TrainingError, match="another process trains in"):
+                held(str(tmp_path / "run")).__enter__()
+    with held(str(tmp_path / "run")):
+        pass
 
 
 def test_the_record_of_a_run_holds_no_token(folder, tmp_path):

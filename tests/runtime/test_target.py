@@ -53,6 +53,38 @@ def test_last_layer_is_taken_before_the_final_norm(target):
     torch.testing.assert_close(target.final_norm(last), normed, rtol=0, atol=1e-6)
 
 
+def hooks(target):
+    return [len(layer._forward_hooks) for layer in target.layers]
+
+
+def test_a_call_leaves_no_hook_behind(target):
+    # Transformers keeps hooks of its own there, once it was asked for hidden states.
+    before = hooks(target)
+    target.features(ids(1, 5), (1, 3))
+    target.extend(ids(1, 5), target.new_cache(), layer_ids=(0, 4))
+    assert hooks(target) == before
+    # Nor does one that fails within the model.
+    with pytest.raises(IndexError):
+        target.features(torch.tensor([[99]]), (1, 3))
+    assert hooks(target) == before
+
+
+def test_a_twin_on_the_same_device_shares_the_weights_and_no_module(target):
+    twin = target.on(target.device)
+    ours, theirs = (
+        {name: tensor.data_ptr() for name, tensor in which.model.state_dict().items()}
+        for which in (target, twin)
+    )
+    assert ours == theirs
+    buffers = [dict(which.model.named_buffers()) for which in (target, twin)]
+    assert buffers[0]
+    for name, buffer in buffers[0].items():
+        assert buffers[1][name].data_ptr() == buffer.data_ptr(), name
+    assert not set(map(id, target.model.modules())) & set(map(id, twin.model.modules()))
+    tokens = ids(2, 6)
+    assert torch.equal(twin.features(tokens, (1, 3)), target.features(tokens, (1, 3)))
+
+
 def test_padding_on_the_right_is_invisible(target):
     tokens = ids(2, 12)
     padded = tokens.clone()
@@ -202,6 +234,14 @@ def test_folder_round_trip_with_digest(tmp_path):
     assert len(again.digest) == 64
     tokens = ids(1, 6)
     torch.testing.assert_close(saved.logits(tokens), tiny_target().logits(tokens))
+    weights = again.model.state_dict()
+    for name, weight in saved.model.state_dict().items():
+        assert torch.equal(weights[name], weight.bfloat16()), name
+    found = again.logits(tokens).float()
+    torch.testing.assert_close(found, saved.logits(tokens), rtol=0.02, atol=0.05)
+    prompt = "w3 w9 w22 w4"
+    assert again.tokenizer(prompt)["input_ids"] == tiny_tokenizer()(prompt)["input_ids"]
+    assert again.tokenizer.chat_template == tiny_tokenizer().chat_template
 
 
 def test_digest_changes_with_weights_and_template(tmp_path):

@@ -36,3 +36,24 @@ def test_a_failure_ends_all_at_once_and_keeps_the_first_error():
     coordinator.fail(second)
     assert not coordinator.may_begin(1)
     assert coordinator.error is first
+
+
+@pytest.mark.parametrize("later", [50, 4, 3])
+def test_nothing_lets_a_run_that_failed_go_past_the_step_of_the_failure(later):
+    coordinator = Coordinator(100)
+    for step in range(6):
+        assert coordinator.may_begin(step)
+    coordinator.fail(ValueError("bit flipped"), finished=3)
+    coordinator.open_until(later)
+    coordinator.stop(signal.SIGTERM)
+    coordinator.fail(ValueError("another"), finished=9)
+    assert [coordinator.may_begin(step) for step in (2, 3, 4)] == [True, False, False]
+    assert str(coordinator.error) == "bit flipped"
+
+
+def test_a_failure_does_not_undo_an_earlier_stop():
+    coordinator = Coordinator(100)
+    assert coordinator.may_begin(0)
+    coordinator.stop(signal.SIGINT)
+    coordinator.fail(ValueError("late"), finished=7)
+    assert not coordinator.may_begin(1)
