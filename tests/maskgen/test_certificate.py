@@ -108,8 +108,11 @@ PARAMETRIC = [
     ("full", 100, 100, {}),
     ("prefix_lm", 90, 100, {}),
     ("document", 100, 100, {"inner": "prefix_lm"}),
+    ("document", 40, 100, {}),
+    ("document", 100, 40, {"inner": "full"}),
     ("document", 3000, 3000, {"inner": "sliding_window", "window": 40}),
     ("shared_prefix", 100, 100, {}),
+    ("shared_prefix", 40, 100, {}),
     ("block_diffusion", 100, 100, {"diffusion_block_size": 7, "variant": "packed"}),
     ("block_diffusion", 100, 100, {"diffusion_block_size": 7}),
     (
@@ -149,13 +152,17 @@ def test_the_mask_of_a_drawn_batch_is_compared(tmp_path, family, Q_LEN, KV_LEN, 
 
 
 def test_every_family_with_runtime_parameters_draws_them_all():
-    names = {
-        name: set(certificate.families[name].draw("5" * 64, 2, Q_LEN, KV_LEN, **params))
-        for name, Q_LEN, KV_LEN, params in reversed(PARAMETRIC)
-    }
-    for family in certificate.families.values():
-        assert bool(family.runtime) == (family.draw_fn is not None)
-        assert {p.name for p in family.runtime if p.required} <= names.get(family.name, set())
+    drawn = {name: set() for name, family in certificate.families.items() if family.draw_fn}
+    for name, Q_LEN, KV_LEN, params in PARAMETRIC:
+        family = certificate.families[name]
+        values = family.draw("5" * 64, 3, Q_LEN, KV_LEN, **params)
+        family.check(Q_LEN, KV_LEN, {**params, **values})
+        assert all(len(value.unique(dim=0)) > 1 for value in values.values()), name
+        drawn[name] |= set(values)
+    for name, family in certificate.families.items():
+        # A document's offsets say no more than its ids.
+        said = {"doc_offsets"} if name == "document" else set()
+        assert set(family.runtime_params) - said == drawn.get(name, set()), name
 
 
 def wrong_spans(family):
