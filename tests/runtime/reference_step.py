@@ -21,7 +21,7 @@ class Reference:
         head: ``[V, H]``.
         feature_scale: One number for each fused layer.
         network: Sizes: ``heads``, ``kv_heads``, ``head_dim``, ``layers``, ``block``, ``mask_id``,
-            ``theta``, ``eps``.
+            ``theta``, ``eps``, and ``embedding_scale``.
         train: ``lr``, ``min_lr_ratio``, ``warmup``, ``steps``, ``betas``, ``weight_decay``,
             ``clip``, ``gamma``.
     """
@@ -116,8 +116,8 @@ class Reference:
 
     def draft(self, memory, token, anchor):
         """Logits ``[block, V]`` of one block."""
-        blank = self.embed[self.network["mask_id"]]
-        x = torch.stack([self.embed[token]] + [blank] * (self.network["block"] - 1))
+        tokens = [token] + [self.network["mask_id"]] * (self.network["block"] - 1)
+        x = self.embed[tokens] * self.network["embedding_scale"]
         for layer, (keys, values) in enumerate(memory):
             # The context strictly before the anchor; its own state is not known when drafting.
             x = self.decoder_layer(f"layers.{layer}.", x, keys[:anchor], values[:anchor], anchor)

@@ -111,7 +111,7 @@ def first_drafter() -> Drafter:
     return random_start(drafter_config(), torch.Generator().manual_seed(3))
 
 
-def make_trainer(config, *, target=None, remote_targets=(), processes=None):
+def make_trainer(config, *, target=None, remote_targets=(), processes=None, network=None):
     share = (processes.local_rank, processes.local_size) if processes else (0, 1)
     placement = place(
         config.run.devices, dtype=config.target.dtype, threads=config.run.threads, share=share
@@ -121,7 +121,7 @@ def make_trainer(config, *, target=None, remote_targets=(), processes=None):
     return Trainer(
         config=config,
         placement=placement,
-        drafter_config=drafter_config(),
+        drafter_config=network or drafter_config(),
         targets=[
             target or frozen_target(device, placement.compute_dtype) for device in placement.devices
         ],
