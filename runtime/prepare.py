@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RULES = 3
 """Raised whenever the rules of ``runtime.samples`` change what a folder holds."""
+WRITTEN = {"counts", "dropped", "noted", "places", "split", "target"}
+"""What ``meta.json`` must have to be shown again or divided anew."""
 DROPPED = "dropped: "
 """How the rows of the closing table begin that count what was left out."""
 
@@ -158,7 +160,7 @@ def _kept(folder: Path, key: str) -> dict[str, Any] | None:
 
     try:
         found = read_meta(folder)
-        if found is None or found.get("key") != key:
+        if found is None or found.get("key") != key or not found.keys() >= WRITTEN:
             return None
         for split in SPLITS:
             Dataset.open(folder, split)

@@ -94,7 +94,7 @@ class SampleMaker:
                     continue
                 seen.add(draft.identity)
                 drafts.append(replace(draft, file=record.file))
-        drafts = [draft for draft in drafts if not self._has_foreign_token(draft)]
+        drafts = [draft for draft in drafts if self._is_readable(draft)]
         drafts = self._answer(drafts)
         kept = [fitted for draft in drafts if (fitted := self._fit(draft)) is not None]
         return self._finite(self._with_features(kept)) if self.store else kept
@@ -163,11 +163,15 @@ class SampleMaker:
             for piece in pieces
         ]
 
-    def _has_foreign_token(self, draft: Draft) -> bool:
-        foreign = not all(0 <= token < self.target.vocab_size for token in draft.input_ids)
-        if foreign:
+    def _is_readable(self, draft: Draft) -> bool:
+        """Whether the target can be given the tokens."""
+        if not draft.input_ids:
+            self.counts.drop("no tokens", draft.source)
+            return False
+        if not all(0 <= token < self.target.vocab_size for token in draft.input_ids):
             self.counts.drop("token outside the embedding", draft.source)
-        return foreign
+            return False
+        return True
 
     def _answer(self, drafts: list[Draft]) -> list[Draft]:
         """Answer what is open; drafts that have their answers pass through in place."""

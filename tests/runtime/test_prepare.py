@@ -330,6 +330,18 @@ def test_damaged_folder_is_prepared_again(run, tmp_path, name):
     assert "up to date" in run().stdout
 
 
+@pytest.mark.parametrize("key", ["split", "counts", "places", "target"])
+def test_a_folder_without_a_part_of_its_description_is_prepared_again(run, tmp_path, key):
+    run()
+    path = tmp_path / "data" / "meta.json"
+    whole = path.read_bytes()
+    meta = json.loads(whole)
+    del meta[key]
+    path.write_text(json.dumps(meta))
+    assert "up to date" not in run().stdout
+    assert path.read_bytes() == whole
+
+
 def test_heldout_comes_from_one_file(run, tmp_path):
     first, book = tmp_path / "prompts.jsonl", tmp_path / "book.txt"
     book.write_text("The quick brown fox jumps over the lazy dog. " * 3)

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import pickle
+import random
 import struct
 import tarfile
 import zipfile
@@ -237,3 +238,52 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, content, name):
     message = refused(tmp_path, content)
     assert f"found {name}" in message
     assert "; " in message.partition("found")[2], "it says what to do"
+
+
+def mutated(draw, content):
+    """A few bytes changed, taken out, put in, or repeated."""
+    found = bytearray(content)
+    odd = [
+        b"\0",
+        b"\xff",
+        b"\n",
+        b"\r",
+        b"[",
+        b"{",
+        b"}",
+        b"]",
+        b'"',
+        b",",
+        b"\\ud800",
+        b"1e9",
+        b"NaN",
+    ]
+    for _ in range(draw.randrange(1, 6)):
+        at = draw.randrange(len(found) + 1)
+        kind = draw.randrange(4)
+        if kind == 0:
+            found[at : at + 1] = draw.choice(odd)
+        elif kind == 1:
+            del found[at : at + draw.randrange(30)]
+        elif kind == 2:
+            found[at:at] = draw.choice(odd) * draw.choice([1, 1, 2, 2000])
+        else:
+            found[at:at] = found[at : at + draw.randrange(80)]
+    return bytes(found)
+
+
+@pytest.mark.parametrize(
+    "content", [LINES * 3, ARRAY, ROWS, INDENTED, VALUES, gzip.compress(LINES)]
+)
+def test_no_damage_does_more_than_cost_records(tmp_path, content):
+    draw = random.Random(content)
+    for _ in range(400):
+        damaged = mutated(draw, content)
+        try:
+            records, counts, _ = read(tmp_path, damaged)
+        except ConfigError:
+            continue
+        assert records or +counts.dropped
+        for record in records:
+            json.dumps([record.messages, record.text], ensure_ascii=False).encode()
+        assert counts.places.keys() == (+counts.dropped).keys()

@@ -137,6 +137,14 @@ def test_token_outside_the_embedding_is_counted(target, answered):
         target.tokenizer = byte_target().tokenizer
 
 
+def test_a_prompt_of_which_no_token_is_left_is_counted(target, answered, monkeypatch):
+    monkeypatch.setattr(target.tokenizer, "chat_template", "{% for m in messages %}{% endfor %}")
+    made = maker(target)
+    assert not made.make([prompt("hi")])
+    assert +made.counts.dropped == {"no tokens": 1}
+    assert not answered["asked"]
+
+
 def test_text_is_cut_into_pieces_of_the_context(target, answered):
     made = maker(target, context=16)
     text = "abcdefghijklmnopqrstuvwxyz0123456789"
