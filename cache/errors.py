@@ -101,12 +101,17 @@ class InvalidEntryError(CacheError, ValueError):
 
 
 class FormatVersionError(CacheError, ValueError):
-    """The cache is of a format that this reader does not know."""
+    """The cache is of a format that this reader does not know, or something else stands there."""
 
-    def __init__(self, file: str, found: object, supported: object) -> None:
+    def __init__(
+        self,
+        file: str,
+        found: object,
+        supported: object,
+        remedy: str = "read it with the release that wrote it, or build the cache again",
+    ) -> None:
         super().__init__(
-            f"{file} is of cache format {found!r}, this reader knows format {supported!r}: "
-            f"read it with the release that wrote it, or build the cache again"
+            f"{file} is of format {found!r}, this reader knows format {supported!r}: {remedy}"
         )
         self.file = file
         self.found = found

@@ -157,9 +157,11 @@ def check_format(attributes: dict[str, object], file: str) -> None:
         FormatVersionError: With what was found and what this reader knows.
     """
     name, version = attributes.get("format"), attributes.get("format_version")
-    if name != FORMAT or type(version) is not int or version != FORMAT_VERSION:
-        found = version if name == FORMAT else f"{name} {version}"
-        raise FormatVersionError(file, found, FORMAT_VERSION)
+    if name != FORMAT:
+        remedy = f"it is no cache ({FORMAT}), but another program's: name the folder of a cache"
+        raise FormatVersionError(file, name, FORMAT_VERSION, remedy)
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise FormatVersionError(file, version, FORMAT_VERSION)
 
 
 _VERSION_HEAD = b'{"attributes":{"manifest":'
