@@ -109,8 +109,8 @@ class SampleMaker:
         squares = torch.zeros(len(self.layer_ids), dtype=torch.float64, device="cpu")
         positions = 0
         used = drafts if self.store else self._with_features(drafts[:SCALE_SAMPLES])
-        for draft in used:
-            assert draft.features is not None, "filled by _with_features"
+        for draft in filter(_is_finite, used):
+            assert draft.features is not None, "_is_finite has seen them"
             rows = (
                 draft.features[1:].float().reshape(-1, len(self.layer_ids), self.target.hidden_size)
             )
@@ -274,14 +274,10 @@ class SampleMaker:
         return filled
 
     def _finite(self, drafts: Sequence[Draft]) -> list[Draft]:
-        finite = []
         for draft in drafts:
-            assert draft.features is not None, "filled by _with_features"
-            if bool(draft.features.isfinite().all()):
-                finite.append(draft)
-            else:
+            if not _is_finite(draft):
                 self.counts.drop("features not finite", draft.source)
-        return finite
+        return [draft for draft in drafts if _is_finite(draft)]
 
     def _forward(self, drafts: list[Draft], indices: Sequence[int], longest: int) -> None:
         rows = [drafts[i].input_ids + [0] * (longest - len(drafts[i].input_ids)) for i in indices]
@@ -329,6 +325,10 @@ def to_samples(drafts: Sequence[Draft]) -> list[Sample]:
         )
         for index, draft in enumerate(drafts)
     ]
+
+
+def _is_finite(draft: Draft) -> bool:
+    return draft.features is not None and bool(draft.features.isfinite().all())
 
 
 def _last_answer_start(loss_mask: Sequence[int]) -> int:

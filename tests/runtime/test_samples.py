@@ -263,6 +263,21 @@ def test_features_that_are_not_finite_are_dropped(target, answered, monkeypatch)
     assert +made.counts.dropped == {"features not finite": 2}
 
 
+def test_feature_scale_leaves_out_what_is_not_finite(target, answered, monkeypatch):
+    made = maker(target)
+    drafts = made.make([talk("hi", "yes, hello"), talk("a longer question", "yes, hello")])
+    expected = made.feature_scale(drafts[1:])
+    plain = target.features
+
+    def features(ids, layers):
+        found = plain(ids, layers).clone()
+        found[0, 2] = torch.nan
+        return found
+
+    monkeypatch.setattr(target, "features", features)
+    assert made.feature_scale(drafts) == pytest.approx(expected, rel=1e-3)
+
+
 def test_features_come_from_forward_passes(target, answered):
     made = maker(target, store=True)
     records = [talk(f"question {i}", "a longer answer " * (i + 1)) for i in range(3)]
