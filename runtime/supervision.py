@@ -74,8 +74,8 @@ def tokenise(
             if notes.total() == notes["answers of weight 0"]
             else f"no answer supervised through {template.name}"
         )
-    bos = [] if tokens.ids[: len(template.bos)] == [*template.bos] else [*template.bos]
-    return Conversation(bos + tokens.ids, [0] * len(bos) + loss_mask, notes)
+    before = [0] * len(template.bos)
+    return Conversation([*template.bos, *tokens.ids], before + loss_mask, notes)
 
 
 def _supervise(
@@ -182,12 +182,14 @@ class _Rendering:
         if place is None or not place.once:
             return None
         # Where a template decides by the text, more than the text differs from its mark: that must
-        # not reach into other messages, and the text may stand at the end of it as it is.
-        stop = place.stop if place.right else min(place.stop, self.limit(turn))
+        # not reach into other messages, and the text may stand at its edge as it is.
         start = place.start if place.left else max(place.start, self.floor(turn))
+        stop = place.stop if place.right else min(place.stop, self.limit(turn))
         text = self.messages[turn][key].strip()
         if not place.left and self.text[start:stop].endswith(text):
             start = stop - len(text)
+        if not place.right and self.text[start:stop].startswith(text):
+            stop = start + len(text)
         return (start, stop) if start < stop else None
 
     def _find(self, turn: int, key: str) -> _Place | None:

@@ -31,8 +31,7 @@ def encode(tokenizer: Any, text: str) -> Tokens:
         tokenizer.convert_ids_to_tokens(ids), found["offset_mapping"], strict=True
     ):
         # Byte-level tokenizers may report a token without the spaces that it begins with.
-        begin = end if start > end and token.startswith("\u0120") else start
-        begins.append(max(begin, begins[-1] if begins else 0))
+        begins.append(end if start > end and token.startswith("\u0120") else start)
         end = max(end, stop)
     return _ByOffset(ids, begins)
 

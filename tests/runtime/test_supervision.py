@@ -146,10 +146,27 @@ def test_an_answer_that_changes_the_whole_does_not_reach_into_other_messages():
     assert learned(counting, messages) == (["long answer</s>", "end</s>"], {})
     judging = "{{ 'calm' if 'long' in messages[1].content else 'terse' }}:" + THINKING
     assert learned(judging, messages) == (["long answer</s>", "(thought)end</s>"], {})
+    closing = THINKING + "{{ 'calm' if 'long' in messages[1].content else 'terse' }}"
+    assert learned(closing, messages) == (["long answer</s>", "end</s>"], {})
+    for template in (judging, closing):
+        shouting = template.replace("{{ m.content }}", "{{ m.content | upper }}")
+        found = "".join(learned(shouting, messages)[0])
+        assert "LONG ANSWER</s>" in found
+        assert "QUESTION" not in found
+        assert "MORE" not in found
     quoting = "{{ messages[1].content | first }}:" + THINKING
     found, notes = learned(quoting, messages)
     assert found == ["(thought)end</s>"]
     assert notes == {f"answers that {NAME} leaves out or repeats": 1}
+
+
+def test_a_prompt_that_lacks_the_question_is_none():
+    pairs = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        "[{{ messages[loop.index0 - 1].content }}]{{ m.content }}</s>{% endif %}{% endfor %}"
+    )
+    found, _ = learned(pairs, talk((U, "a"), (A, "b"), (U, "c"), (A, "d")))
+    assert found == ["b</s>", "d</s>"]
 
 
 def test_texts_written_twice_do_not_reach_into_other_messages():
