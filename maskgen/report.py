@@ -28,14 +28,20 @@ _TITLES = (
 _CONTEXT_NAME = re.compile(r"(?P<prefix>.+)/ctx\d+")
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; color: #222 }
-table { border-collapse: collapse; margin: 1em 0 2em }
-th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid #ddd }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; color: #222;
+  padding: 0 1em; overflow-wrap: break-word }
+.wide { overflow-x: auto; margin: 1em 0 2em }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
+th, td { padding: .25em .6em; text-align: right; border-bottom: 1px solid #ddd }
+th { vertical-align: bottom }
+td { white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
 figure { display: inline-block; margin: 0 1.2em 1.4em 0; vertical-align: top }
-figcaption { max-width: 256px; font-size: 13px }
+figcaption { max-width: 256px; font-size: 13px; overflow-wrap: anywhere }
 img { image-rendering: pixelated; border: 1px solid #bbb; max-width: 256px }
-.key { display: inline-block; width: .9em; height: .9em; margin: 0 .3em 0 1em }
+.legend span { margin-right: 1.2em; white-space: nowrap }
+.legend i { display: inline-block; width: .9em; height: .9em; margin-right: .4em;
+  border: 1px solid #bbb; vertical-align: -.1em }
 """
 
 
@@ -130,8 +136,9 @@ def html_report(
         f"layer's forward with {heads} heads of {head_dim}, for one mask of the batch.</p>",
         _table(_TITLES, rows),
         *_padding_parts(groups),
-        f"<h2>Pictures</h2><p>{_legend()} A picture shows layout 0, head 0; of a parametric entry "
-        "full is what every batch sees and partial what depends on the batch.</p>",
+        f'<h2>Pictures</h2><p class="legend">{_legend()}</p>',
+        "<p>A picture shows layout 0, head 0; of a parametric entry full is what every batch sees "
+        "and partial what depends on the batch.</p>",
         *figures,
         "</body></html>",
     ]
@@ -197,7 +204,7 @@ def _figure(entry: MaskEntry) -> str:
 
 def _legend() -> str:
     return "".join(
-        f'<span class="key" style="background: rgb{COLOURS[kind]}"></span>{NAMES[kind]}'
+        f'<span><i style="background: rgb{COLOURS[kind]}"></i>{NAMES[kind]}</span>'
         for kind in sorted(COLOURS, reverse=True)
     )
 
@@ -207,4 +214,6 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "\n".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+    rows_of = f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody>"
+    # Names may be of any length: then the table scrolls, and not the page.
+    return f'<div class="wide"><table>{rows_of}</table></div>'

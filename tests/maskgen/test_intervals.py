@@ -297,3 +297,16 @@ def test_row_counts_keep_heads_that_turn_out_equal():
     starts = torch.tensor([[[[0], [0]], [[0], [0]]]], dtype=torch.int32)
     ends = torch.tensor([[[[1], [1]], [[1], [0]]]], dtype=torch.int32)
     assert RowIntervals(starts, ends, 1).row_counts().tolist() == [[[1], [1]]]
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [[(1, 4), (0, 0)], [(1, 4), (4, 6)], [(0, 0), (1, 4)], [(4, 6), (1, 3)], [(1, 4), (5, 5)]],
+    ids=["a spare slot", "touching", "empty first", "unsorted", "an empty span at 5"],
+)
+def test_one_mask_has_one_canonical_form(slots):
+    spans = torch.tensor(slots, dtype=torch.int32).T.reshape(2, 1, 1, 2, 1)
+    mask = RowIntervals(*spans, 9)
+    assert not mask.is_canonical
+    check_canonical(mask.canonical())
+    assert torch.equal(mask.canonical().dense(), mask.dense())

@@ -1,8 +1,11 @@
 """The report: its figures by hand, and a page that stands alone."""
 
 import re
+from pathlib import Path
 
+import matplotlib
 import pytest
+from PIL import ImageFont
 
 import cache
 from maskgen.build import build
@@ -91,3 +94,31 @@ def test_a_page_is_written_or_the_file_is_named(tmp_path):
     assert (tmp_path / "page.html").read_text() == "<p>"
     with pytest.raises(MaskSpecError, match=r"FILE = .*must be a file that can be written"):
         save_report(tmp_path / "none" / "page.html", "<p>")
+
+
+def test_the_page_does_not_scroll_sideways_and_its_legend_stands_alone(store):
+    page = html_report(store, heads=1, head_dim=1)
+    # Cells do not wrap, so a table scrolls within its own box where it is too wide.
+    assert re.search(r"td \{ white-space: nowrap \}", page)
+    assert re.search(r"\.wide \{ overflow-x: auto", page)
+    assert page.count("<table>") == page.count('<div class="wide"><table>') == 2
+    (legend,) = re.findall(r'<p class="legend">(.*?)</p>', page)
+    assert re.sub(r"<[^>]*>", " ", legend).split() == ["full", "partial", "empty"]
+    # The widest row that masks have, in a wide font of 13 px, fits a window of 1300.
+    cells = [
+        *("window-causal/q131072-kv131072", "parametric", "131072", "1048576", "128x128"),
+        *("33550336", "1234567", "33558528", "100.0%", "100.0%", "100.0%", "123456.78"),
+        "1023.9 MiB",
+    ]
+    fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    plain, bold = (
+        ImageFont.truetype(str(fonts / name), 13)
+        for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")
+    )
+    titles = re.findall(r"<th>(.*?)</th>", page)[: len(cells)]
+    wide = sum(
+        max(plain.getlength(cell), *map(bold.getlength, title.split())) + 2 * 0.6 * 13
+        for cell, title in zip(cells, titles, strict=True)
+    )
+    width = int(re.search(r"body \{[^}]*max-width: (\d+)px", page)[1])
+    assert wide < width < 1300 - 2 * 15 - 20

@@ -106,6 +106,16 @@ def test_rows_that_see_nothing():
     assert (tables.counts().empty, tables.counts().total) == (9, 9)
 
 
+@pytest.mark.parametrize("K", [1, 3])
+def test_spans_that_end_before_they_start_are_empty(K):
+    starts = torch.full((1, 1, K, 40), 30, dtype=torch.int32)
+    ends = starts - 29
+    # One cell is seen, which what the empty spans lack must not hide.
+    starts[..., 0, 3], ends[..., 0, 3] = 14, 15
+    kinds = compile_mask(RowIntervals(starts, ends, 40), 16).block_kinds()
+    assert kinds[0, 0].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
+
+
 def test_kinds_and_counts_are_read_back_from_the_tables():
     spans = causal(100, 70)
     tables = compile_mask(spans, (32, 16))
@@ -256,6 +266,7 @@ def test_tables_into_overwrites_static_buffers():
         (torch.zeros(1, 1, 1, 40), None, r"starts = \(\(1, 1, 1, 40\), torch.float32\)"),
         (torch.zeros(1, 1, 40, 2).int().transpose(2, 3), None, "must be contiguous int32"),
         (torch.zeros(2, 1, 1, 40).int(), None, r"starts.shape = .* of the tables, \(1, 1, 40\)"),
+        (torch.zeros(1, 2, 1, 40).int(), None, r"starts.shape = .* of the tables, \(1, 1, 40\)"),
         (torch.zeros(1, 2, 1, 40).int(), None, r"starts.shape = \(1, 2, 1, 40\)"),
         (torch.zeros(1, 1, 1, 41).int(), None, r"starts.shape = \(1, 1, 1, 41\)"),
         (torch.zeros(1, 1, 1, 40).int(), torch.zeros(1, 1, 2, 40).int(), "ends.shape"),

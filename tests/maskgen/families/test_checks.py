@@ -259,6 +259,17 @@ BAD = [
     ("p_eagle", 3, 3, {**P_EAGLE, "anchors": [-1, 1, 1]}, "anchors", -1, "at least 0"),
     ("p_eagle", 3, 3, {**P_EAGLE, "anchors": [1, 0, 0]}, "anchors", [1, 0], "sort them"),
     ("p_eagle", 3, 3, {**P_EAGLE, "anchors": [0, 1, 2]}, "anchors", 2, "at depth 0 too"),
+    ("p_eagle", 3, 3, {**P_EAGLE, "anchors": [1, 1, 1]}, "anchors", [1, 1], "none twice"),
+    ("p_eagle", 3, 3, {**P_EAGLE, "doc_ids": [0, 1, -1]}, "doc_ids", -1, "of anchor 1 must be 1"),
+    (
+        "p_eagle",
+        4,
+        4,
+        {"num_depths": 1, "anchors": [2, 3, 5, 9], "depths": [0] * 4, "doc_ids": [1, -1, 1, 1]},
+        "doc_ids",
+        1,
+        "side by side",
+    ),
     ("p_eagle", 3, 3, {**P_EAGLE, "depths": [0, 0, 0]}, "anchors", [1, 1], "none twice"),
     ("p_eagle", 3, 3, {**P_EAGLE, "doc_ids": [0, 1, 0]}, "doc_ids", 0, "must be 1 at every"),
     ("tree", 4, 3, {"parents": [-1, 0, 0, 0]}, "KV_LEN", 3, "at least Q_LEN = 4"),
@@ -315,6 +326,26 @@ def test_check_fills_defaults_as_json_knows_them():
         "canvas": [6],
         "kernel": [3],
     }
+
+
+def test_a_window_as_long_as_a_block_bounds_nothing_within_it():
+    bound = {"layer": "sliding", "convention": "vllm", "in_block": "bidirectional"}
+    mask = families["dflash"].intervals(4, 9, **DFLASH, **bound, window=2)
+    assert mask.dense()[0, 0, :, 5:].tolist() == [
+        [True, True, False, False],
+        [True, True, False, False],
+        [False, False, True, True],
+        [False, False, True, True],
+    ]
+
+
+@pytest.mark.parametrize("anchor", [-3, 0, 5])
+def test_a_row_of_padding_alone_sees_nothing(anchor):
+    params = {"num_depths": 2, "anchors": [[0, 1], [anchor, anchor]], "depths": [[0, 0], [-1, -1]]}
+    for more in ({}, {"doc_ids": [0, 0]}, {"window": 1}):
+        mask = families["p_eagle"].intervals(2, 2, **params, **more)
+        assert mask.dense()[1].any().item() is False
+        assert mask.dense()[0].any()
 
 
 def test_values_of_unused_anchors_do_not_matter():
