@@ -16,7 +16,10 @@ from maskgen.families import families
 from maskgen.spec import MaskSpec
 from runtime.config import Config
 from runtime.devices import Placement
+from runtime.drafter_config import DrafterConfig
 from runtime.errors import ConfigError
+from runtime.likeness import unlike
+from runtime.target_outline import TargetOutline
 
 STEP = "the training step"
 DECODING = "decoding"
@@ -24,6 +27,8 @@ EXPORT = "export"
 SHARING = "sharing a batch"
 HAND_OVER = "handing features over"
 GPU_ATTENTION = "attention on a GPU"
+HIDDEN_STATES = "reading hidden states"
+STARTING = "starting from the target's layers"
 
 KIND_OF_ANCHORS = {"layouts": "layouts", "data": "parametric"}
 """Kind of the mask entries by ``train.anchors``."""
@@ -50,8 +55,10 @@ class Request:
     """Drafters' devices of all processes."""
     features: str | None = None
     """``stored`` or ``online``, as the data hold them or will hold them."""
-    outline: Any = None
-    """The target on the meta device: its config and modules, no weights."""
+    outline: TargetOutline | None = None
+    """The target without its weights."""
+    network: DrafterConfig | None = None
+    """The drafter's."""
     torch_version: str = torch.__version__
 
     @property
@@ -150,6 +157,32 @@ def _gpu_block_size(request: Request) -> list[int] | None:
     return None
 
 
+def _unusable_target(request: Request) -> str | None:
+    outline = request.outline
+    reason = outline and outline.unusable
+    return f"{outline.name}: {reason}" if outline and reason else None
+
+
+def _long_context(request: Request) -> str | None:
+    limit = request.outline.max_positions if request.outline else None
+    context = max(request.specs, default=0)
+    too_long = limit is not None and context > limit
+    return f"{context}, of the target's {limit} positions" if too_long else None
+
+
+def _many_layers(request: Request) -> int | None:
+    wanted, outline = request.config.drafter, request.outline
+    too_many = outline is not None and wanted.num_layers > outline.num_layers
+    return wanted.num_layers if too_many and wanted.init == "target" else None
+
+
+def _unlike_target(request: Request) -> str | None:
+    if request.config.drafter.init != "target" or not (request.outline and request.network):
+        return None
+    reason = unlike(request.outline, request.network)
+    return f"target ({reason})" if reason else None
+
+
 LIMITS: tuple[Limit, ...] = (
     Limit(
         field="train.masks",
@@ -200,6 +233,30 @@ LIMITS: tuple[Limit, ...] = (
         found=_idle_targets,
         rule="it must be empty where features are stored beside the samples; or prepare the data "
         'with data.features = "online"',
+    ),
+    Limit(
+        field="target.model",
+        parts=(HIDDEN_STATES, DECODING),
+        found=_unusable_target,
+        rule="choose a target from docs/targets.md",
+    ),
+    Limit(
+        field="masks.entry.context",
+        parts=(HIDDEN_STATES,),
+        found=_long_context,
+        rule="set contexts that the target's positions reach",
+    ),
+    Limit(
+        field="drafter.num_layers",
+        parts=(STARTING,),
+        found=_many_layers,
+        rule='have no more layers than the target, or set drafter.init = "random"',
+    ),
+    Limit(
+        field="drafter.init",
+        parts=(STARTING,),
+        found=_unlike_target,
+        rule='set drafter.init = "random"',
     ),
 )
 """The table. Rows on the run file come first: they need no target and no device."""

@@ -12,14 +12,14 @@ from runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from runtime.drafter_config import DrafterConfig
-    from runtime.target import Target
+    from runtime.target_outline import TargetOutline
 
 PROBES = 64
 """Rows that are compared, spread over the vocabulary."""
 
 
 @torch.no_grad()
-def module_scale(target: "Target") -> float | None:
+def module_scale(target: "TargetOutline") -> float | None:
     """The constant by which the target's embedding module multiplies the rows of its weight.
 
     None where it does something else with them.
@@ -39,7 +39,7 @@ def module_scale(target: "Target") -> float | None:
     return scale if fits else None
 
 
-def fed_scale(target: "Target", embedding: str) -> float:
+def fed_scale(target: "TargetOutline", embedding: str) -> float:
     """``DrafterConfig.embedding_scale`` of a run.
 
     Args:
@@ -60,7 +60,7 @@ def fed_scale(target: "Target", embedding: str) -> float:
     return scale
 
 
-def serving_note(config: "DrafterConfig", target: "Target | None" = None) -> str | None:
+def serving_note(config: "DrafterConfig", target: "TargetOutline | None" = None) -> str | None:
     """One line where a server feeds the drafter otherwise than it is trained; else None.
 
     Args:

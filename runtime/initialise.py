@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
 from runtime.config import Config
 from runtime.dataset import Dataset
 from runtime.drafter import Drafter, DrafterConfig
+from runtime.drafter_config import ROPE_KEYS
 from runtime.embedding import fed_scale
 from runtime.errors import ConfigError
+from runtime.likeness import COPIED, HEAD_NORMS, rope_of, unlike
 from runtime.target import Target
+from runtime.target_outline import TargetOutline
 
 RANDOM_STD = 0.02
 """Of every matrix in a random start."""
@@ -27,23 +29,14 @@ FUSION_STD = 2e-4
 a scale that outlier tokens dominate leaves those of ordinary tokens at a few hundredths."""
 CALIBRATION_SAMPLES = 8
 CALIBRATION_TOKENS = 96
-COPIED = (
-    "input_layernorm.weight",
-    "self_attn.q_proj.weight",
-    "self_attn.k_proj.weight",
-    "self_attn.v_proj.weight",
-    "self_attn.o_proj.weight",
-    "post_attention_layernorm.weight",
-    "mlp.gate_proj.weight",
-    "mlp.up_proj.weight",
-    "mlp.down_proj.weight",
-)
-"""What a draft layer takes from a target layer, name for name."""
-HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+WIDENING = 4
+"""Intermediate size over hidden size, where the target has no intermediate size."""
+POSITIONS = 32768
+"""Of a drafter whose target does not say how long a sequence may be."""
 
 
 def drafter_config(
-    target: Target,
+    target: TargetOutline,
     *,
     num_layers: int,
     draft_block_size: int,
@@ -52,21 +45,23 @@ def drafter_config(
 ) -> DrafterConfig:
     """The config of a drafter shaped like ``target``'s own layers.
 
+    What a target has not, or of a kind that a drafter has not, is made up: see ``made_up``.
+
     Raises:
-        ConfigError: The target's sizes, its RoPE scaling or its embedding do not make a valid
-            drafter.
+        ConfigError: The target's sizes or its embedding do not make a valid drafter.
     """
     config = target.config
-    heads = int(config.num_attention_heads)
+    heads = _size(config, "num_attention_heads") or max(1, target.hidden_size // 64)
+    groups = _size(config, "num_key_value_heads") or heads
     theta, scaling = _rope(config)
     return DrafterConfig(
         hidden_size=target.hidden_size,
-        intermediate_size=int(config.intermediate_size),
+        intermediate_size=_size(config, "intermediate_size") or WIDENING * target.hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=heads,
-        num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or target.hidden_size // heads),
-        rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)),
+        num_key_value_heads=heads if heads % groups else groups,
+        head_dim=_size(config, "head_dim") or target.hidden_size // heads,
+        rms_norm_eps=float(getattr(config, "rms_norm_eps", None) or 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
         vocab_size=target.vocab_size,
@@ -74,19 +69,44 @@ def drafter_config(
         mask_token_id=target.mask_token_id,
         target_layer_ids=tuple(target_layer_ids),
         num_target_layers=target.num_layers,
-        max_position_embeddings=int(config.max_position_embeddings),
+        max_position_embeddings=target.max_positions or POSITIONS,
         embedding_scale=fed_scale(target, embedding),
     )
 
 
+def made_up(target: TargetOutline) -> list[str]:
+    """What of a drafter's shape is not the target's, a line each."""
+    config, rope = target.config, rope_of(target.config)
+    notes = []
+    if not _size(config, "intermediate_size"):
+        notes.append(f"the target has no intermediate size; the drafter's is {WIDENING} x hidden")
+    kind = rope.get("rope_type", "none")
+    if kind not in ("default", *ROPE_KEYS):
+        has = "has no RoPE" if kind == "none" else f"has {kind} RoPE"
+        notes.append(f"the target {has}; the drafter's is plain")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        notes.append("the target's RoPE rotates a part of each head; the drafter's all of it")
+    return notes
+
+
+def _size(config: Any, name: str) -> int | None:
+    """A size; of one that differs from layer to layer the last layer's."""
+    layers = getattr(config, "per_layer_config", None)
+    value = getattr(layers[config.num_hidden_layers - 1] if layers else config, name, None)
+    if isinstance(value, list | tuple):
+        value = value[-1] if value else None
+    return int(value) if isinstance(value, int | float) and value >= 1 else None
+
+
 def _rope(config: Any) -> tuple[float, dict[str, Any] | None]:
-    rope = dict(getattr(config, "rope_parameters", None) or {})
-    # Models that mix attention kinds keep one table for each kind.
-    rope = dict(rope.get("full_attention", rope))
-    theta = float(rope.pop("rope_theta", None) or getattr(config, "rope_theta", None) or 10000.0)
-    rope.pop("partial_rotary_factor", None)
-    kind = rope.pop("rope_type", "default")
-    return theta, None if kind == "default" else {"rope_type": kind, **rope}
+    rope = rope_of(config)
+    theta = float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0)
+    kind = str(rope.get("rope_type"))
+    if kind not in ROPE_KEYS:
+        return theta, None
+    # What else stands there, such as sections of a picture's positions, fixes no frequency.
+    keys = (key for key in (*ROPE_KEYS[kind][0], *ROPE_KEYS[kind][1]) if key in rope)
+    return theta, {"rope_type": kind, **{key: rope[key] for key in keys}}
 
 
 def initial_drafter(
@@ -161,35 +181,32 @@ def from_target(
         An fp32 drafter on the target's device.
 
     Raises:
-        ConfigError: The target's layers are built differently, or there are fewer of them than
-            draft layers.
+        ConfigError: The target's layers are built differently, see ``likeness.unlike``.
     """
+    reason = unlike(target, config)
+    if reason is not None:
+        raise ConfigError(
+            "drafter.init",
+            "target",
+            f"needs a target of Llama-like layers, and {reason}; set drafter.init = 'random'",
+        )
     device = target.device
     drafter = random_start(config, generator, device=device)
-    first = target.num_layers - config.num_hidden_layers
-    if first < 0:
-        raise ConfigError(
-            "drafter.num_layers",
-            config.num_hidden_layers,
-            f"must be at most the target's {target.num_layers} layers with drafter.init = 'target'",
-        )
-    _check_alike(target)
-    sources = list(target.layers)[first:]
+    sources = list(target.layers)[-config.num_hidden_layers :]
     for layer, source in zip(drafter.layers, sources, strict=True):
         wanted, held = layer.state_dict(), source.state_dict()
         for name in COPIED:
-            wanted[name].copy_(_take(held, name, wanted[name]))
+            wanted[name].copy_(held[name])
     rms = head_rms(target, sources, input_ids.to(device))
     for layer, source, values in zip(drafter.layers, sources, rms, strict=True):
         wanted, held = layer.state_dict(), source.state_dict()
         for name, value in zip(HEAD_NORMS, values, strict=True):
             if name in held:
-                wanted[name].copy_(_take(held, name, wanted[name]))
+                wanted[name].copy_(held[name])
             else:
                 wanted[name].fill_(value)
-    drafter.norm.weight.copy_(_norm_weight(target.final_norm, "final norm"))
-    reader = _reader_norm(target, config.target_layer_ids[-1])
-    drafter.hidden_norm.weight.copy_(_norm_weight(reader, "input norm"))
+    drafter.norm.weight.copy_(_weight(target.final_norm))
+    drafter.hidden_norm.weight.copy_(_weight(_reader_norm(target, config.target_layer_ids[-1])))
     drafter.fc.weight.mul_(FUSION_STD / RANDOM_STD)
     H = config.hidden_size
     drafter.fc.weight[:, -H:].add_(torch.eye(H, dtype=torch.float32, device=device))
@@ -230,34 +247,6 @@ def _hooked(modules: Sequence[Any], hook: Any) -> Iterator[None]:
             handle.remove()
 
 
-def _check_alike(target: Target) -> None:
-    """Refuse a target whose layers a draft layer cannot stand in for."""
-    act = str(getattr(target.config, "hidden_act", "silu"))
-    rope = dict(getattr(target.config, "rope_parameters", None) or {})
-    if act not in ("silu", "swish"):
-        raise _unlike(f"its activation is {act}, a drafter's is silu")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise _unlike("it rotates a part of each head, a drafter rotates all of it")
-
-
-def _unlike(found: str) -> ConfigError:
-    return ConfigError(
-        "drafter.init",
-        "target",
-        f"needs a target of Llama-like layers, and {found}; set drafter.init = 'random'",
-    )
-
-
-def _take(held: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    if name not in held:
-        raise _unlike(f"its layers hold no {name}")
-    if held[name].shape != like.shape:
-        raise _unlike(
-            f"its {name} has shape {tuple(held[name].shape)}, a drafter's {tuple(like.shape)}"
-        )
-    return held[name]
-
-
 def _reader_norm(target: Target, layer_id: int) -> Any:
     """The norm through which the target itself reads the output of layer ``layer_id``."""
     if layer_id + 1 == target.num_layers:
@@ -265,13 +254,6 @@ def _reader_norm(target: Target, layer_id: int) -> Any:
     return target.layers[layer_id + 1].input_layernorm
 
 
-def _norm_weight(norm: Any, what: str) -> Tensor:
-    """The weight of an RMSNorm that multiplies by it; others (1 + weight, mean) are refused."""
+def _weight(norm: Any) -> Tensor:
     weight: Tensor = norm.weight
-    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) or 1e-6
-    probe = torch.linspace(-1.0, 2.0, weight.numel(), dtype=torch.float32, device=weight.device)
-    expected = rms_norm(probe, weight.shape, weight.float(), float(eps))
-    found = norm(probe.to(weight.dtype)).float()
-    if not torch.allclose(found, expected, rtol=0.05, atol=0.05):
-        raise _unlike(f"its {what} is no RMSNorm that multiplies by its weight")
     return weight

@@ -77,6 +77,7 @@ def prepare(config: "Config") -> dict[str, Any]:
     from runtime.errors import NoSamplesError
     from runtime.session import run_specs
     from runtime.target_files import find_target
+    from runtime.targets import fit_drafter
     from runtime.text import open_prompts, read_records
 
     # One device does all the work here, so it gets the cores that workers would share.
@@ -84,15 +85,14 @@ def prepare(config: "Config") -> dict[str, Any]:
     placement = place(device, dtype=config.target.dtype, threads=config.run.threads)
     folder = Path(config.data.folder)
     split = _split_settings(config)
-    check_request(
-        Request(
-            config=config,
-            specs=run_specs(config),
-            placement=placement,
-            ranks=len(config.run.devices.split(",")),
-            features="stored" if _stores(config, placement) else "online",
-        )
+    request = Request(
+        config=config,
+        specs=run_specs(config),
+        placement=placement,
+        ranks=len(config.run.devices.split(",")),
+        features="stored" if _stores(config, placement) else "online",
     )
+    check_request(request)
     files = open_prompts(config.data.prompts)
     prompts = [file.sha256 for file in files]
     key = _key(config, placement, prompts, find_target(config.target.model).digest)
@@ -106,6 +106,7 @@ def prepare(config: "Config") -> dict[str, Any]:
         say(f"dividing the samples of {folder} anew")
         samples, about = read_samples(folder), found
     else:
+        fit_drafter(request)
         counts = Counts()
         records = read_records(files, counts)
         del files
@@ -187,7 +188,7 @@ def _make(
     from runtime.counts import ordered
     from runtime.devices import enter_thread
     from runtime.embedding import fed_scale
-    from runtime.errors import ConfigError, NoSamplesError
+    from runtime.errors import NoSamplesError
     from runtime.samples import SampleMaker, to_samples
     from runtime.target import Target
 
@@ -197,10 +198,6 @@ def _make(
     target = Target.load(
         config.target.model, device=placement.devices[0], dtype=placement.compute_dtype
     )
-    if target.max_positions is not None and context > target.max_positions:
-        raise ConfigError(
-            "masks.entry.context", context, f"must be at most the target's {target.max_positions}"
-        )
     fed_scale(target, config.drafter.embedding)
     dtype = str(placement.compute_dtype).removeprefix("torch.")
     maker = SampleMaker(

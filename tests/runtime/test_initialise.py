@@ -186,7 +186,7 @@ def test_calibration_tokens_are_real_and_of_one_length(target, tmp_path):
 
 def test_more_draft_layers_than_the_target_has(target):
     config = network(target, num_layers=7)
-    with pytest.raises(ConfigError, match=r"num_layers = 7: must be at most the target's 6"):
+    with pytest.raises(ConfigError, match=r"it has only 6 layers, fewer than drafter.num_layers"):
         from_target(target, config, generator(), input_ids=tokens())
 
 
@@ -230,7 +230,7 @@ def fused_queries(target):
         (gelu, "its activation is gelu"),
         (partial_rope, "rotates a part of each head"),
         (shifted_norm, "final norm is no RMSNorm"),
-        (fused_queries, "its layers hold no self_attn.q_proj.weight"),
+        (fused_queries, "its layers have no self_attn.q_proj.weight"),
     ],
 )
 def test_unlike_targets_are_refused(change, message):

@@ -405,7 +405,7 @@ def test_refused_sample_is_named(run, tmp_path):
 
 def test_context_beyond_the_target(run):
     result = run("--set", f"masks.entry=[{{context = [512], {ENTRY}}}]", code=2)
-    assert "masks.entry.context = 512: must be at most the target's 256" in result.stderr
+    assert 'masks.entry.context = "512, of the target\'s 256 positions"' in result.stderr
 
 
 def test_target_that_is_not_there(run, tmp_path):

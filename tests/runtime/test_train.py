@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 from maskgen.cli import main as maskgen
 from runtime.checkpoint import find_checkpoints
+from runtime.errors import ConfigError
 from runtime.evaluate import main as evaluate
 from runtime.generate import main as generate
 from runtime.metrics import read_metrics
@@ -207,11 +209,43 @@ def test_a_mistake_is_told_in_one_line_before_the_target_is_loaded(
     assert not (root / "new").exists()
 
 
-def test_a_run_that_is_refused_after_the_load_leaves_nothing_either(root, trained):
-    options = ["--set", "drafter.num_layers=7", "--set", f"run.folder={root}/new/run"]
-    refused = call(train, root, *options, code=2)
-    assert "must be at most the target's 6 layers" in refused.stderr
+@pytest.fixture
+def refused_late(monkeypatch):
+    """Something that shows only once the target is loaded."""
+
+    def refuse(*args):
+        raise ConfigError("late", 1, "must show after the load")
+
+    monkeypatch.setattr("runtime.initialise.initial_drafter", refuse)
+
+
+def test_a_run_that_is_refused_after_the_load_leaves_nothing_either(root, trained, refused_late):
+    refused = call(train, root, "--set", f"run.folder={root}/new/run", code=2)
+    assert "must show after the load" in refused.stderr
     assert not (root / "new").exists()
+
+
+def test_what_the_target_cannot_start_is_refused_before_its_weights_are_read(
+    root, trained, monkeypatch
+):
+    def never(*args, **options):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("runtime.target.read_model", never)
+    for command in (train, prepare):
+        new = ["--set", f"data.folder={root}/none"] if command is prepare else ["--fresh"]
+        refused = call(command, root, "--set", "drafter.num_layers=7", *new, code=2)
+        assert "drafter.num_layers = 7" in refused.stderr
+
+
+def test_the_same_target_elsewhere_goes_on_and_another_one_does_not(root, trained):
+    shutil.copytree(root / "target", root / "moved")
+    moved = call(train, root, "--set", f"target.model={root}/moved")
+    assert "this run is finished: 6 steps" in moved.stderr
+    again = call(prepare, root, "--target", str(root / "moved"))
+    assert "up to date" in again.stdout
+    other = call(train, root, "--set", f"target.model={root}/other", code=1)
+    assert "was prepared with target" in other.stderr
 
 
 def test_a_second_process_in_the_run_folder_is_refused(root, trained):
@@ -251,13 +285,13 @@ def test_json_is_all_that_json_prints(root, trained):
     assert rows["summary"].startswith("after freeze: 0 compiles")
 
 
-def test_fresh_forgets_nothing_when_the_command_is_refused(root, trained):
+def test_fresh_forgets_nothing_when_the_command_is_refused(root, trained, refused_late):
     before = {path: path.stat().st_mtime_ns for path in (root / "run").rglob("*")}
     assert find_checkpoints(root / "run" / "checkpoints")
     refused = call(train, root, "--fresh", "--devices", "cpu,cpu,cpu", code=2)
     assert "must be a multiple of the number of devices, 3" in refused.stderr
-    late = call(train, root, "--fresh", "--set", "drafter.num_layers=7", code=2)
-    assert "must be at most the target's 6 layers" in late.stderr
+    late = call(train, root, "--fresh", code=2)
+    assert "must show after the load" in late.stderr
     assert {path: path.stat().st_mtime_ns for path in (root / "run").rglob("*")} == before
 
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from runtime import unpacked
 from runtime.target import Target
@@ -15,6 +15,7 @@ def gguf(tmp_path, monkeypatch):
     file.write_bytes(b"GGUF")
     read = []
     from_model, from_tokenizer = AutoModelForCausalLM.from_pretrained, AutoTokenizer.from_pretrained
+    from_config = AutoConfig.from_pretrained
 
     def model(source, **options):
         if "gguf_file" not in options:
@@ -23,11 +24,16 @@ def gguf(tmp_path, monkeypatch):
         packed = tiny_model().to(options["dtype"])
         packed.config.quantization_config = {"quant_method": "gguf"}
         packed.generation_config.eos_token_id = [2, 5]
-        return packed
+        nothing = ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs")
+        return packed, {what: set() for what in nothing}
 
     def tokenizer(source, **options):
         return tiny_tokenizer() if "gguf_file" in options else from_tokenizer(source, **options)
 
+    def config(source, **options):
+        return tiny_model().config if "gguf_file" in options else from_config(source, **options)
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", config)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", model)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", tokenizer)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
