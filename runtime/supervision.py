@@ -98,12 +98,12 @@ def _supervise(
     tagged = rendering.tagged or [(start, stop)]
     spans = [(max(a, start), min(b, stop)) for a, b in tagged if a < stop and b > start]
     learned = [range(tokens.index(a), tokens.index(b)) for a, b in spans]
-    behind = tokens.index(stop)
-    if not any(part.stop > max(part.start, tokens.index(own[0])) for part in learned):
+    if max((b for _, b in spans), default=0) <= own[0] or not any(learned):
         notes[f"answers that {name} leaves unsupervised"] += 1
         return
     for part in learned:
         loss_mask[part.start : part.stop] = [1] * len(part)
+    behind = tokens.index(stop)
     limit = tokens.index(rendering.limit(turn))
     ends = (i for i in range(behind, limit) if tokens.ids[i] in eos_token_ids)
     end_token = next(ends, None)

@@ -1,6 +1,9 @@
 from dataclasses import replace
 
 import pytest
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import Unigram
+from transformers import PreTrainedTokenizerFast
 
 from runtime.chat import Skipped, check_messages
 from runtime.chat_template import ChatTemplate, TemplateChoice
@@ -263,6 +266,32 @@ def test_tokens_across_the_borders_of_an_answer(wrap):
     conversation = tokenise(chat, talk((U, "hi"), (A, "yes")), frozenset({EOS}))
     assert supervised(tokenizer, conversation) == ["yes."]
     assert conversation.notes.total() == 1, "there is no end token"
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_word_that_has_its_space_within_is_the_answers(scheme):
+    """As tokenizers of sentencepiece have it: the space belongs to the word."""
+    tokens = ["<unk>", "<s>", "</s>", *"\u2581[]/INSThieysno", "\u2581yes", "\u2581no"]
+    scores = [(token, float(len(token))) for token in dict.fromkeys(tokens)]
+    model = Tokenizer(Unigram(scores, unk_id=0))
+    model.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    model.add_special_tokens(["<s>", "</s>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="</s>")
+    tokenizer.chat_template = INST
+    conversation = tokenise(
+        template_of(INST, tokenizer=tokenizer),
+        talk((U, "hi"), (A, "yes"), (U, "hi"), (A, "no yes")),
+        frozenset({EOS}),
+    )
+    learned = [
+        token
+        for token, mask in zip(conversation.input_ids, conversation.loss_mask, strict=True)
+        if mask
+    ]
+    assert tokenizer.convert_ids_to_tokens(learned) == [
+        "\u2581yes", "</s>", "\u2581no", "\u2581yes", "</s>"
+    ]  # fmt: skip
+    assert not conversation.notes
 
 
 def test_the_plain_form_begins_with_the_tokenizers_bos():
