@@ -1,6 +1,7 @@
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from torch import distributed
@@ -94,16 +95,37 @@ def test_a_process_that_does_not_answer_a_stop_is_not_waited_for(monkeypatch):
         raise first.coordinator.error
 
 
+def looks(peers, count=2):
+    """Wait until each process has looked for the other's sign ``count`` times more."""
+    for peer in peers:
+        for _ in range(count):
+            signs = peers[0].processes
+            before = signs.peek(f"beat/{peer.processes.rank}")
+            until = time.monotonic() + 60
+            while signs.peek(f"beat/{peer.processes.rank}") == before:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+
+
 def test_a_process_that_gives_no_sign_of_life_ends_the_others(monkeypatch):
-    monkeypatch.setattr(monitor_module, "SILENCE_S", 1.0)
-    first, second = pair()
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(monitor_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    peers = first, second = pair()
     first.start()
     second.start()
-    time.sleep(1.5)
-    assert first.coordinator.error is None
+    for _ in range(3):
+        looks(peers)
+        clock.now += 59.0
+    looks(peers)
+    assert first.coordinator.error is second.coordinator.error is None
     second.monitor.end()
+    looks([first])
+    clock.now += 59.0
+    looks([first])
+    assert first.coordinator.error is None
+    clock.now += 2.0
     first.end()
-    with pytest.raises(WorkerError, match=r"process 1 has given no sign of life for 1 s"):
+    with pytest.raises(WorkerError, match=r"process 1 has given no sign of life for 60 s"):
         raise first.coordinator.error
 
 

@@ -26,6 +26,8 @@ from tests.runtime.tiny_run import build_masks, losses, make_config, make_data, 
 from tests.runtime.tiny_text import byte_target
 from tests.runtime.torchrun_job import STEPS, torchrun, torchrun_job
 
+LIMIT_S = 45.0
+"""Less than the 60 s after which a collective or a silent process is given up."""
 LENGTHS = [14, 16, 11, 30, 27, 9, 32, 20, 12, 15, 31]
 
 
@@ -149,7 +151,7 @@ def job(tmp_path_factory):
     # Process 1 killed itself in the last run, and nothing waited for it for long.
     assert code != 0
     assert "exitcode  : -9" in errors
-    assert time.time() - (folder / "killed-now").stat().st_mtime < 20.0
+    assert time.time() - (folder / "killed-now").stat().st_mtime < LIMIT_S
     assert set(runs[:-1]) <= set(outcomes[1]), errors
     return folder, outcomes
 
@@ -178,8 +180,14 @@ def test_a_stop_asked_of_one_process_ends_all_after_the_same_step(job):
 
 def test_a_resumed_run_equals_an_uninterrupted_one(job):
     _, outcomes = job
-    for outcome in outcomes:
-        assert outcome["resumed"]["weights"] == outcome["two"]["weights"]
+    whole, resumed, stopped = (
+        [outcome[name] for outcome in outcomes] for name in ("two", "resumed", "stopped")
+    )
+    assert [len(outcome["weights"]) for outcome in resumed] == [1, 1]
+    assert [outcome["weights"] for outcome in resumed] == [outcome["weights"] for outcome in whole]
+    assert [outcome["steps"] for outcome in resumed] == [STEPS] * 2
+    # It had something left to do.
+    assert stopped[0]["weights"] != whole[0]["weights"]
 
 
 def test_a_flipped_bit_is_found_before_it_is_saved(job):
@@ -197,7 +205,7 @@ def test_an_error_in_one_process_ends_all_with_its_message(job):
     first, second = (outcome["raised_in_four"] for outcome in outcomes)
     assert re.search(r"stopped after step \d+: process 1 failed: disk is gone", first["message"])
     assert re.search(r"stopped after step \d+: disk is gone", second["message"])
-    assert max(first["seconds"], second["seconds"]) < 20.0
+    assert max(first["seconds"], second["seconds"]) < LIMIT_S
 
 
 def test_torchrun_asked_to_stop_saves_and_one_process_reports(tmp_path):

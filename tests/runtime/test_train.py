@@ -307,7 +307,7 @@ def test_a_stop_by_signal_saves_exports_and_exits_as_one(root, trained):
     assert f"{newest.step} of 5000" in stopped.stdout
 
 
-def test_help_is_quick_and_loads_no_torch():
+def test_help_loads_no_torch():
     import subprocess
     import sys
 
