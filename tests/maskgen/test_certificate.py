@@ -125,6 +125,8 @@ PARAMETRIC = [
     ("eagle3_ttt", 50, 150, {"variant": "speculators", "window": 9}),
     ("eagle3_ttt", 50, 150, {"variant": "modelopt"}),
     ("p_eagle", 100, 100, {"num_depths": 4, "window": 11}),
+    # As many spans as a row may have.
+    ("p_eagle", 50, 50, {"num_depths": 32}),
     ("tree", 60, 100, {"max_depth": 6}),
 ]
 
