@@ -308,6 +308,13 @@ def test_special_tokens_that_the_template_writes_are_not_added_again():
     assert tokenise(chat, talk((U, "hi")), frozenset({EOS})).input_ids.count(1) == 1
 
 
+def test_an_end_token_that_also_pads_is_supervised_where_it_ends_an_answer():
+    tokenizer = byte_tokenizer(CHATML, pad_token="</s>")
+    chat = template_of(CHATML, tokenizer=tokenizer)
+    conversation = tokenise(chat, talk((U, "a"), (A, "b"), (U, "c"), (A, "d")), frozenset({EOS}))
+    assert supervised(tokenizer, conversation) == ["b</s>", "d</s>"]
+
+
 def test_a_prompt_is_the_beginning_of_its_conversation():
     for template in (CHATML, TAGGED, INST, THOUGHTS, None):
         chat = template_of(template)
