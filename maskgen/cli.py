@@ -21,7 +21,12 @@ class TranslatingGroup(click.Group):
             raise click.ClickException(hidden)
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except click.ClickException as error:
+            from cache.address import without_secrets_in
+
+            error.message = without_secrets_in(error.message)
+            raise
+        except (click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
             from cache.address import without_secrets_in

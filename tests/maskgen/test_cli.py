@@ -103,6 +103,9 @@ def test_advice_repeats_no_token(config, tmp_path):
         assert refused.exit_code == 1
         assert "hidden" not in refused.output
         assert "token=***" in refused.output
+    refused = run("pull", url, url)
+    assert refused.exit_code == 2
+    assert "hidden" not in refused.output
 
 
 @pytest.mark.parametrize(("length", "explained"), [(128, True), (1024, False)])
