@@ -24,7 +24,7 @@ class TranslatingGroup(click.Group):
         except click.ClickException as error:
             from cache.address import without_secrets_in
 
-            error.message = without_secrets_in(error.message)
+            error.message = without_secrets_in(error.message)  # type: ignore[misc]
             raise
         except (click.exceptions.Exit, click.Abort):
             raise
