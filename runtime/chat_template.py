@@ -17,7 +17,6 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from runtime.chat import REASONING_KEYS, Skipped
 from runtime.errors import ConfigError
@@ -33,8 +32,6 @@ PLAIN_TEMPLATE = (
 space that follows it: most tokenizers make the space part of the answer's first word."""
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\b")
-RESERVED = frozenset({"messages", *inspect.signature(render_jinja_template).parameters})
-"""Names that the rendering itself passes to a template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +152,9 @@ class ChatTemplate:
         Raises:
             Skipped: The template refuses the conversation.
         """
+        # Data that are up to date are told without transformers, whose import takes a second.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         options = {**self.tokenizer.special_tokens_map, **self.keywords}
         try:
             texts, tagged = render_jinja_template(
@@ -232,8 +232,12 @@ def _variables(source: str, chat_template: str) -> set[str]:
 
 
 def _check_keywords(keywords: Mapping[str, Any], known: set[str], name: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    # The rendering passes these itself.
+    reserved = {"messages", *inspect.signature(render_jinja_template).parameters}
     for key, value in keywords.items():
-        if key in RESERVED:
+        if key in reserved:
             raise ConfigError(f"data.template.{key}", value, "is set with each conversation")
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)

@@ -114,6 +114,15 @@ def test_same_input_is_not_prepared_again(run, tmp_path):
     assert (tmp_path / "data" / "meta.json").stat().st_mtime_ns == stamp
 
 
+def test_what_is_up_to_date_is_told_without_transformers(run, tmp_path):
+    run()
+    code = "import sys; from runtime.prepare import main; main(standalone_mode=False); "
+    code += "sys.exit('transformers' in sys.modules)"
+    command = [sys.executable, "-c", code, "--config", str(tmp_path / "run.toml")]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "up to date" in found.stdout
+
+
 def test_second_preparation_is_equal_bit_for_bit(run, tmp_path):
     run()
     run("--set", f"data.folder={tmp_path / 'again'}")
