@@ -99,8 +99,12 @@ def _is_rms_norm(norm: nn.Module | None) -> bool:
     copied = copy.deepcopy(norm).to_empty(device="cpu").float()
     with torch.no_grad():
         for value in copied.parameters():
-            value.copy_(torch.linspace(0.5, 1.5, value.numel()))
-        probe = torch.linspace(-1.0, 2.0, weight.numel())
+            value.copy_(_ramp(0.5, 1.5, value.numel()))
+        probe = _ramp(-1.0, 2.0, weight.numel())
         eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) or 1e-6
-        expected = rms_norm(probe, weight.shape, torch.linspace(0.5, 1.5, weight.numel()), eps)
+        expected = rms_norm(probe, weight.shape, _ramp(0.5, 1.5, weight.numel()), eps)
         return bool(torch.allclose(copied(probe), expected, rtol=1e-3, atol=1e-3))
+
+
+def _ramp(first: float, last: float, count: int) -> torch.Tensor:
+    return torch.linspace(first, last, count, dtype=torch.float32, device="cpu")

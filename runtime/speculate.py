@@ -159,9 +159,10 @@ class DraftSession:
         """Logits at ``position + 1`` and after, ``[draft_block_size - 1, V]``."""
         x = self._drafter.block_inputs(anchor[None], self._target.embed_weight)
         positions = torch.arange(position, position + self._block, device=x.device)
-        hidden = self._drafter.draft(x, context, positions, _see_all)
         head = self._target.head_weight
-        return hidden[0, 1:].to(head.dtype) @ head.T
+        with torch.autocast(x.device.type, enabled=False):
+            hidden = self._drafter.draft(x, context, positions, _see_all)
+            return hidden[0, 1:].to(head.dtype) @ head.T
 
     def _extend(
         self,
@@ -171,9 +172,10 @@ class DraftSession:
         count: int | None = None,
     ) -> list[KeyValue]:
         """Project the first ``count`` new features and append them to the drafter's cache."""
-        F = self._drafter.fuse(features[:, :count])
-        positions = torch.arange(position, position + F.shape[1], device=F.device)
-        new = list(self._drafter.context(F, positions))
+        with torch.autocast(features.device.type, enabled=False):
+            F = self._drafter.fuse(features[:, :count])
+            positions = torch.arange(position, position + F.shape[1], device=F.device)
+            new = list(self._drafter.context(F, positions))
         if context is None:
             return new
         return [

@@ -63,7 +63,9 @@ class Target(TargetOutline):
         """
         files, outline = _outlined(str(name_or_path))
         outline.check_usable()
-        model = read_model(files, outline, torch.device(device), dtype)
+        # transformers would read into the caller's default device.
+        with torch.device("cpu"):
+            model = read_model(files, outline, torch.device(device), dtype)
         digest = find_target(name_or_path).digest
         return cls(model, outline.tokenizer, name=outline.name, digest=digest)
 
@@ -110,7 +112,8 @@ class Target(TargetOutline):
     @torch.no_grad()
     def logits(self, input_ids: Tensor) -> Tensor:
         """Next-token logits ``[B, S, V]`` of whole, right-padded samples ``[B, S]``."""
-        logits: Tensor = self.model(input_ids=input_ids, **self._fresh(input_ids)).logits
+        with self._recording(()):
+            logits: Tensor = self.model(input_ids=input_ids, **self._fresh(input_ids)).logits
         return logits
 
     def new_cache(self) -> Any:
@@ -171,6 +174,7 @@ class Target(TargetOutline):
 
     @contextmanager
     def _recording(self, layer_ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """Keep layers' outputs while the model runs, in its own dtype whatever autocast says."""
         outputs: dict[int, Tensor] = {}
 
         def record(layer: int, output: Any) -> None:
@@ -194,7 +198,8 @@ class Target(TargetOutline):
                 )
             )
         try:
-            yield outputs
+            with torch.autocast(self.device.type, enabled=False):
+                yield outputs
         finally:
             for handle in handles:
                 handle.remove()

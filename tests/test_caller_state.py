@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,13 @@ from maskgen.picture import entry_kinds
 from maskgen.spec import read_specs
 from maskgen.verify import verify_deep
 from runtime.export import load_published, save_published
+from runtime.initialise import random_start
 from runtime.metrics import read_metrics
 from runtime.optimizer import AdamWSettings, FlatAdamW
+from runtime.speculate import DraftSession, greedy
+from runtime.target import Target
 from tests.maskgen.families.cases import CASES
+from tests.runtime.tiny_llama import save_target
 from tests.runtime.tiny_run import (
     build_masks,
     drafter_config,
@@ -176,6 +181,28 @@ def of_a_run(folder):
     return made
 
 
+def of_a_target(folder):
+    """A target loaded from its folder: features, logits, a cached call, answers and drafts."""
+    target = Target.load(folder / "target", device="cpu", dtype=torch.float32)
+    prompt = [3, 4, 5, 6, 7]
+    ids = torch.tensor([prompt], dtype=torch.int64, device="cpu")
+    cached, features = target.extend(ids, target.new_cache(), layer_ids=[0, 2])
+    sizes = {"hidden_size": 32, "vocab_size": 24, "mask_token_id": 23, "num_target_layers": 6}
+    config = replace(drafter_config(), **sizes)
+    session = DraftSession(target, random_start(config, torch.Generator("cpu").manual_seed(3)))
+    made = {
+        "features": target.features(ids, [1, 3]),
+        "logits": target.logits(ids),
+        "cached": cached,
+        "cached features": features,
+        "first block": session.first_block(prompt),
+    }
+    answers = {"greedy": greedy(target, prompt, 9), "drafted": session.generate(prompt, 9)}
+    for name, decoded in answers.items():
+        made[name] = torch.tensor(decoded.tokens, dtype=torch.int64, device="cpu")
+    return made
+
+
 TARGET = frozen_target()
 WORK = {
     "families": lambda folder: of_families(),
@@ -183,6 +210,7 @@ WORK = {
     "cache": of_a_cache,
     "drafter": of_a_drafter,
     "run": of_a_run,
+    "target": of_a_target,
 }
 
 
@@ -201,6 +229,8 @@ def lay_data(folder, work):
     if work == "run":
         make_data(folder / "data", [16, 12, 31, 20, 9, 14])
         build_masks(make_config(folder))
+    if work == "target":
+        save_target(folder / "target")
 
 
 @pytest.mark.parametrize("work", WORK)
