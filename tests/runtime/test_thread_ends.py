@@ -21,7 +21,7 @@ STEP = Step(0, 0, 16, (0,))
 # A thread that hands nothing on would leave the test waiting.
 pytestmark = pytest.mark.timeout(60)
 ERRORS = pytest.mark.parametrize(
-    "error", [OSError("disk is gone"), KeyboardInterrupt(), SystemExit(3), Stopped(15)], ids=repr
+    "error", [OSError("disk is gone"), Stopped(15), SystemExit(3), KeyboardInterrupt()], ids=repr
 )
 
 

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -182,6 +184,9 @@ def test_bad_steps_with_good_ones_between_are_not_in_a_row(tmp_path, monkeypatch
     steps, rows = run_with_bad_steps(tmp_path, monkeypatch, {0, 2, 4, 7}, log_every=log_every)
     assert steps == 8
     assert rows[-1]["skipped"] == 4
+    # The schedule goes on with the steps, those left out too.
+    cosine = [0.5e-2 * (1 + math.cos(math.pi * (row["step"] - 1) / 8)) for row in rows]
+    assert [row["lr"] for row in rows] == pytest.approx(cosine, rel=1e-5)
 
 
 @pytest.mark.parametrize("log_every", [1, 4, 8])
