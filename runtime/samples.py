@@ -31,14 +31,13 @@ from runtime.config import DataConfig
 from runtime.counts import Counts, shown
 from runtime.dataset import Sample
 from runtime.errors import SampleTooLongError
+from runtime.features import features_of, is_finite, scale_of
 from runtime.progress import Progress, say
 from runtime.supervision import tokenise
 from runtime.target import Target
 from runtime.text import Record
 from runtime.tokenisation import bos_tokens, token_ids
 
-FORWARD_TOKENS = 1024
-"""Tokens of one forward pass for features; with 4096 it takes half as long again on two cores."""
 SCALE_SAMPLES = 64
 """Samples that ``feature_scale`` is measured on where features are not stored."""
 
@@ -97,26 +96,20 @@ class SampleMaker:
         drafts = [draft for draft in drafts if self._is_readable(draft)]
         drafts = self._answer(drafts)
         kept = [fitted for draft in drafts if (fitted := self._fit(draft)) is not None]
-        return self._finite(self._with_features(kept)) if self.store else kept
+        return self._with_features(kept) if self.store else kept
 
     def feature_scale(self, drafts: Sequence[Draft]) -> list[float]:
         """Root mean square of each layer's features, K numbers.
 
         Stored features are all used, else those of the first samples; held-out ones too, so that
-        the split is free to change. The first token of each sample is left out: models park a huge
-        constant there, which would set the scale alone.
+        the split is free to change.
         """
-        squares = torch.zeros(len(self.layer_ids), dtype=torch.float64, device="cpu")
-        positions = 0
-        used = drafts if self.store else self._with_features(drafts[:SCALE_SAMPLES])
-        for draft in filter(_is_finite, used):
-            assert draft.features is not None, "_is_finite has seen them"
-            rows = (
-                draft.features[1:].float().reshape(-1, len(self.layer_ids), self.target.hidden_size)
-            )
-            squares += rows.square().mean(dim=-1).sum(dim=0, dtype=torch.float64)
-            positions += rows.shape[0]
-        return [float(value) for value in (squares / max(1, positions)).sqrt()]
+        if self.store:
+            found = [draft.features for draft in drafts if draft.features is not None]
+        else:
+            first = [draft.input_ids for draft in drafts[:SCALE_SAMPLES]]
+            found = features_of(self.target, self.layer_ids, first)
+        return scale_of(found, len(self.layer_ids))
 
     def _tokenise(self, record: Record, template: ChatTemplate | None) -> list[Draft]:
         if record.text is not None:
@@ -255,37 +248,15 @@ class SampleMaker:
             )
 
     def _with_features(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """The drafts with features, from forward passes over samples of similar length.
-
-        Batches follow from the samples alone, so that features do not depend on how and when
-        the answers were made.
-        """
-        order = sorted(range(len(drafts)), key=lambda index: len(drafts[index].input_ids))
-        filled = list(drafts)
-        batch: list[int] = []
-        with Progress(f"features of {len(drafts)} samples", len(drafts)) as progress:
-            for position, index in enumerate(order):
-                batch.append(index)
-                longest = len(drafts[index].input_ids)
-                if position + 1 == len(order) or longest * (len(batch) + 1) > FORWARD_TOKENS:
-                    self._forward(filled, batch, longest)
-                    progress.advance(len(batch))
-                    batch = []
-        return filled
-
-    def _finite(self, drafts: Sequence[Draft]) -> list[Draft]:
-        for draft in drafts:
-            if not _is_finite(draft):
+        """The drafts whose features are finite, with them."""
+        found = features_of(self.target, self.layer_ids, [draft.input_ids for draft in drafts])
+        kept = []
+        for draft, features in zip(drafts, found, strict=True):
+            if is_finite(features):
+                kept.append(replace(draft, features=features))
+            else:
                 self.counts.drop("features not finite", draft.source)
-        return [draft for draft in drafts if _is_finite(draft)]
-
-    def _forward(self, drafts: list[Draft], indices: Sequence[int], longest: int) -> None:
-        rows = [drafts[i].input_ids + [0] * (longest - len(drafts[i].input_ids)) for i in indices]
-        ids = torch.tensor(rows, dtype=torch.int64, device=self.target.device)
-        features = self.target.features(ids, self.layer_ids).to(torch.bfloat16).cpu()
-        for row, index in enumerate(indices):
-            length = len(drafts[index].input_ids)
-            drafts[index] = replace(drafts[index], features=features[row, :length].clone())
+        return kept
 
 
 def split(
@@ -325,10 +296,6 @@ def to_samples(drafts: Sequence[Draft]) -> list[Sample]:
         )
         for index, draft in enumerate(drafts)
     ]
-
-
-def _is_finite(draft: Draft) -> bool:
-    return draft.features is not None and bool(draft.features.isfinite().all())
 
 
 def _last_answer_start(loss_mask: Sequence[int]) -> int:
