@@ -64,7 +64,7 @@ def scale_of(features: Iterable[Tensor], num_layers: int) -> list[float]:
     squares = torch.zeros(num_layers, dtype=torch.float64, device="cpu")
     positions = 0
     for sample in filter(is_finite, features):
-        rows = sample[1:].float().reshape(len(sample) - 1, num_layers, -1)
+        rows = sample[1:].float().reshape(-1, num_layers, sample.shape[1] // num_layers)
         squares += rows.square().mean(dim=-1).sum(dim=0, dtype=torch.float64)
         positions += rows.shape[0]
     return [float(value) for value in (squares / max(1, positions)).sqrt()]
