@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaForCausalLM
 
 from runtime.errors import ConfigError, TargetNotFoundError
 from runtime.target import Target
@@ -135,6 +136,28 @@ def test_extend_in_parts_equals_the_whole(target):
     torch.testing.assert_close(logits, target.logits(tokens), rtol=0, atol=1e-5)
     torch.testing.assert_close(features, target.features(tokens, (1, 4)), rtol=0, atol=1e-5)
     assert cache.get_seq_length() == 10
+
+
+class Plain(LlamaForCausalLM):
+    """A model that has no say in how many logits it makes."""
+
+    def forward(self, input_ids, **options):
+        assert "logits_to_keep" not in options
+        return super().forward(input_ids=input_ids, **options)
+
+
+def test_a_model_that_gives_all_logits_or_none_is_taken(target):
+    plain = Plain(target.model.config)
+    plain.load_state_dict(target.model.state_dict())
+    plain = Target(plain, tiny_tokenizer(), name="plain")
+    tokens, caches = ids(1, 7), (target.new_cache(), plain.new_cache())
+    for part in (tokens[:, :5], tokens[:, 5:]):
+        wanted, found = (
+            which.extend(part, cache, layer_ids=(1, 4), last_only=True)
+            for which, cache in zip((target, plain), caches, strict=True)
+        )
+        assert found[0].shape == (1, 1, 24)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
 def test_extend_with_left_padding_and_last_only(target):

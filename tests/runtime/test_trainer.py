@@ -269,6 +269,18 @@ def test_data_of_longer_samples_than_the_largest_bucket_is_refused(tmp_path):
         open_session(shorter, "run.toml")
 
 
+def test_the_seed_of_the_run_orders_its_steps(tmp_path):
+    prepared(tmp_path, "seeds")
+
+    def order(seed):
+        config = make_config(tmp_path / "seeds", run={"seed": seed})
+        plan = open_session(config, "run.toml").plan
+        return [plan[number] for number in range(2 * plan.steps_per_epoch)]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+
+
 def test_the_global_batch_must_divide(tmp_path):
     config = prepared(tmp_path, "odd")
     assert open_session(config, "run.toml", ranks=2).plan.global_batch == 4
