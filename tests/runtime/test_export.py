@@ -64,6 +64,18 @@ def test_published_drafter_computes_the_same(network, tmp_path):
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
 
 
+def test_a_folded_weight_is_rounded_once(network, tmp_path):
+    weights = make_drafter(network).state_dict()
+    scale = torch.tensor([3.0, 0.7, 1.9])
+    folder = save_published(tmp_path, network, weights, feature_scale=scale)
+    found = load_file(folder / "model.safetensors")["fc.weight"]
+    each = scale.double().repeat_interleave(32)
+    once = (weights["fc.weight"].double() / each).bfloat16()
+    twice = (weights["fc.weight"].bfloat16().double() / each).bfloat16()
+    assert torch.equal(found, once)
+    assert (once != twice).float().mean() > 0.1
+
+
 def test_folder_holds_what_servers_read(network, tmp_path):
     drafter = make_drafter(network)
     folder = save_published(tmp_path, network, drafter.state_dict())

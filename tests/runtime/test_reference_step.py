@@ -199,7 +199,11 @@ CASES = {
         "cpu",
         {"anchors": "data", "clip": 0.0, "weight_decay": 0.3, "min_lr_ratio": 0.2, "gamma": 0.0},
     ),
-    "layouts": ("stored", "cpu,cpu", {"gamma": 1.5, "clip": 100.0, "weight_decay": 0.1}),
+    "layouts": (
+        "stored",
+        "cpu,cpu",
+        {"global_batch": 4, "steps": 4, "gamma": 1.5, "clip": 100.0, "weight_decay": 0.1},
+    ),
     "two ranks": (
         "remote",
         "cpu,cpu",
