@@ -6,23 +6,26 @@ holds its own over one shared store, and a rank is a thread of any process.
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
+from runtime.awake import wait_until
 from runtime.devices import Placement
-from runtime.errors import ConfigError, WorkerError
-from runtime.processes import Processes, single_process
+from runtime.errors import ConfigError, WorkerError, first_line
+from runtime.processes import POLL_S, Processes, single_process
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(days=7)
+"""The libraries' own limit, which also runs while this process is stopped or another saves. Who is
+gone, the pulse of the processes says; a rank that fails leaves its group, which frees the others.
+"""
 
 NCCL_SETTINGS = {
     # Connections of every algorithm are made at the start. Made at an algorithm's first use, that
@@ -45,12 +48,7 @@ class Pending:
         Raises:
             WorkerError: It broke off.
         """
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise WorkerError(
-                f"a collective broke off, since another rank is gone or stuck: {error}"
-            ) from error
+        _unless_broken(self._work.wait)
 
 
 class Group:
@@ -73,18 +71,18 @@ class Group:
     def all_reduce(self, tensor: Tensor, op: Any = distributed.ReduceOp.SUM) -> None:
         """Reduce a tensor over the ranks in place, by sums unless told; capturable on a GPU."""
         if self.size > 1:
-            Pending(self._connected().allreduce([tensor], op=op)).wait()
+            _begin(self._connected().allreduce, [tensor], op=op).wait()
 
     def start_all_reduces(self, tensors: Sequence[Tensor]) -> Pending:
         """Begin to sum tensors of one dtype over the ranks in place, as one collective."""
         if len(tensors) == 1:
-            return Pending(self._connected().allreduce(list(tensors)))
-        return Pending(self._connected().allreduce_coalesced(list(tensors)))
+            return _begin(self._connected().allreduce, list(tensors))
+        return _begin(self._connected().allreduce_coalesced, list(tensors))
 
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite a tensor with that of rank 0."""
         if self.size > 1:
-            Pending(self._connected().broadcast(tensor, 0)).wait()
+            _begin(self._connected().broadcast, tensor, 0).wait()
 
     def check_joined(self) -> None:
         """Make sure that the collectives so far were not broken off.
@@ -115,11 +113,23 @@ class Group:
             self._backend = None
             self._leaving.start()
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait until the group is left; gives whether it is."""
-        if self._leaving is not None:
-            self._leaving.join(timeout_s)
+    @property
+    def is_left(self) -> bool:
+        """Whether the group is left, unless it was never joined."""
         return self._leaving is None or not self._leaving.is_alive()
+
+
+def _begin(collective: Callable[..., Any], *args: Any, **options: Any) -> Pending:
+    return Pending(_unless_broken(lambda: collective(*args, **options)))
+
+
+def _unless_broken(call: Callable[[], R]) -> R:
+    try:
+        return call()
+    except RuntimeError as error:
+        raise WorkerError(
+            f"a collective broke off, since another rank is gone or stuck: {first_line(error)}"
+        ) from error
 
 
 def _close(backend: list[Any]) -> None:
@@ -165,12 +175,22 @@ def make_groups(placement: Placement, processes: Processes | None = None) -> lis
     backends = on_every_rank(
         lambda index: _connect(stores[index], devices[index], first + index, size),
         range(len(devices)),
+        processes.failure,
     )
     return [Group(backend, first + index, size, index) for index, backend in enumerate(backends)]
 
 
 def _connect(store: Any, device: torch.device, rank: int, size: int) -> Any:
     prefixed = distributed.PrefixStore("data-parallel", store)  # type: ignore[attr-defined]
+    try:
+        return _backend(prefixed, device, rank, size)
+    except RuntimeError as error:
+        raise WorkerError(
+            f"rank {rank} cannot connect to the {size - 1} others: {first_line(error)}"
+        ) from error
+
+
+def _backend(prefixed: Any, device: torch.device, rank: int, size: int) -> Any:
     if device.type == "cuda":
         from torch.distributed import ProcessGroupNCCL
 
@@ -188,10 +208,19 @@ def _connect(store: Any, device: torch.device, rank: int, size: int) -> Any:
     return ProcessGroupGloo(prefixed, rank, size, TIMEOUT)
 
 
-def on_every_rank(work: Callable[[T], R], ranks: Sequence[T]) -> list[R]:
+def on_every_rank(
+    work: Callable[[T], R],
+    ranks: Sequence[T],
+    elsewhere: Callable[[], BaseException | None] = lambda: None,
+) -> list[R]:
     """Do what all ranks must do together, each of this process's in a thread of its own.
 
     The first error ends the wait at once; the threads that it leaves stuck end with the process.
+
+    Args:
+        work: Takes each of ``ranks``.
+        ranks: Of this process.
+        elsewhere: What ended another process, if anything did.
     """
     done: SimpleQueue[tuple[int, R | None, BaseException | None]] = SimpleQueue()
 
@@ -205,7 +234,13 @@ def on_every_rank(work: Callable[[T], R], ranks: Sequence[T]) -> list[R]:
         threading.Thread(target=run, args=(index,), daemon=True).start()
     results: dict[int, Any] = {}
     while len(results) < len(ranks):
-        index, result, error = done.get()
+        try:
+            index, result, error = done.get(timeout=POLL_S)
+        except Empty:
+            failure = elsewhere()
+            if failure is not None:
+                raise failure from None
+            continue
         if error is not None:
             raise error
         results[index] = result
@@ -216,5 +251,4 @@ def leave_groups(groups: Sequence[Group], timeout_s: float) -> bool:
     """Leave all groups of this process at once; gives whether all were left in time."""
     for group in groups:
         group.leave()
-    until = time.monotonic() + timeout_s
-    return all(group.join(max(0.0, until - time.monotonic())) for group in groups)
+    return wait_until(lambda: all(group.is_left for group in groups), timeout_s)

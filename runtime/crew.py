@@ -1,11 +1,11 @@
 """The threads of one process's run: feeders, targets and workers, and the lanes between them."""
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from runtime.anchors import LayoutChooser
+from runtime.awake import wait_until
 from runtime.batches import Step, StepPlan
 from runtime.buffers import InputSlot
 from runtime.dataset import Dataset
@@ -122,14 +122,12 @@ class Crew:
         failed = next((worker for worker in workers if worker.error is error), None)
         if failed is None or size > len(workers) or isinstance(error, ReplicaMismatchError):
             return None
-        until = time.monotonic() + CATCH_UP_S
-        for worker in workers:
-            while worker.is_alive() and worker.finished < failed.finished:
-                if time.monotonic() > until:
-                    return None
-                time.sleep(0.01)
-        caught_up = all(worker.finished >= failed.finished for worker in workers)
-        return failed if caught_up else None
+
+        def behind() -> list[Worker]:
+            return [worker for worker in workers if worker.finished < failed.finished]
+
+        wait_until(lambda: not any(worker.is_alive() for worker in behind()), CATCH_UP_S)
+        return None if behind() else failed
 
     def stop(self) -> None:
         """Wake whoever waits for another thread, and end it."""
@@ -141,10 +139,7 @@ class Crew:
     def join(self, timeout_s: float) -> bool:
         """Wait for all threads, for no longer than the time given; False if one still runs."""
         threads = (*self.workers, *self.targets, *self.feeders)
-        until = time.monotonic() + timeout_s
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+        return wait_until(lambda: not any(thread.is_alive() for thread in threads), timeout_s)
 
     def rates(self, seconds: float) -> dict[str, str]:
         """For people: thread -> how fast it was, and what it waited for in these seconds."""

@@ -12,6 +12,7 @@ TrainingError                                                 exit 1
     ArtifactError          (ValueError)                       exit 1
     FrozenError            (RuntimeError)                     exit 1
     NonFiniteError         (ArithmeticError)                  exit 1
+    NothingLearnedError                                       exit 1
     WorkerError            (RuntimeError)                     exit 1
     ReplicaMismatchError   (RuntimeError)                     exit 1
 """
@@ -100,9 +101,18 @@ class NonFiniteError(TrainingError, ArithmeticError):
     """The loss or the gradients were not finite several steps running."""
 
 
+class NothingLearnedError(TrainingError):
+    """Every step is done, and none has changed the weights."""
+
+
 class WorkerError(TrainingError, RuntimeError):
     """A worker or feeder thread died; the first error is the cause."""
 
 
 class ReplicaMismatchError(TrainingError, RuntimeError):
     """Replicas that must be equal bit for bit are not."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the stack of a library below that may follow."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,13 +1,15 @@
-"""Ctrl-C and SIGTERM outside of the steps: everything unwinds, and the exit code is a shell's."""
+"""Signals outside of the steps: Ctrl-C and SIGTERM unwind everything, SIGUSR1 is only noted."""
 
 import contextlib
+import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from types import FrameType
 
 import click
+
+from runtime.stopping import handling
 
 
 class Stopped(BaseException):
@@ -22,26 +24,27 @@ class Stopped(BaseException):
 def exiting_on_signals() -> Iterator[None]:
     """Unwind at Ctrl-C and SIGTERM and exit with 130 or 143, as a shell reports such an end.
 
-    While steps run the trainer handles both by itself. Does nothing outside of the main thread.
+    While steps run the trainer handles all signals by itself. Outside the main thread nothing
+    changes.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def stop(number: int, frame: FrameType | None) -> None:
         del frame
         raise Stopped(number)
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        with handling({signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: _note}):
+            yield
     except Stopped as stopped:
         _leave(stopped.number)
     except KeyboardInterrupt:
         _leave(signal.SIGINT)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    # Not through a stream, in whose midst the signal may have come.
+    os.write(2, b"SIGUSR1: no steps run now, so there is nothing to save; going on\n")
 
 
 def _leave(number: int) -> None:

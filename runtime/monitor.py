@@ -1,24 +1,19 @@
-"""One thread a process: passes stops and failures on between the processes of a run.
+"""One thread a process: passes stops, saves and failures on between the processes of a run.
 
-A stop asked of any process ends all after the same step: each closes its gate, publishes the
-furthest step that its ranks have begun, and opens the gate up to the furthest of all.
+What is asked of any process, all do at the same step: each closes its gate, publishes the furthest
+step that its ranks have begun, and opens the gate knowing the furthest of all. This is one round;
+what is asked meanwhile is for the next.
 """
 
 import contextlib
 import signal
 import threading
-import time
+from collections import deque
 
-from runtime.errors import WorkerError
 from runtime.processes import POLL_S, Processes
 from runtime.worker import Coordinator
 
-AGREE_S = 10.0
-"""How long the others may take to say how far they are."""
-
-SILENCE_S = 60.0
-"""How long a process may give no sign of life. No launcher need tell of one that died on another
-host, and a collective within a graph has no time limit."""
+SAVE = "save"
 
 
 class Monitor(threading.Thread):
@@ -33,16 +28,18 @@ class Monitor(threading.Thread):
         super().__init__(name="monitor", daemon=True)
         self.processes = processes
         self.coordinator = coordinator
-        self._cause: signal.Signals | None = None
-        self._closed_at: float | None = None
+        self._asked: deque[str] = deque()
+        self._round = 0
+        self._request: str | None = None
         self._ended = threading.Event()
-        self._beats = 0
-        self._seen: str | None = None
-        self._seen_at = time.monotonic()
 
     def stop(self, cause: signal.Signals) -> None:
         """End the run of all processes after the step that the furthest rank is in."""
-        self._cause = self._cause or cause
+        self._asked.append(str(int(cause)))
+
+    def save(self) -> None:
+        """Let all processes save the same step, and go on."""
+        self._asked.append(SAVE)
 
     def run(self) -> None:
         """Look into the store until the run ends."""
@@ -56,46 +53,40 @@ class Monitor(threading.Thread):
         failure = self.processes.failure()
         if failure is not None:
             raise failure
-        self._watch_next()
-        if self._cause is not None:
-            self.processes.put_first("stop", str(int(self._cause)))
-        if self._closed_at is None:
-            cause = self.processes.peek("stop")
-            if cause is not None:
-                self.coordinator.signal = signal.Signals(int(cause))
-                self.processes.publish("begun", str(self.coordinator.close()))
-                self._closed_at = time.monotonic()
-        elif not self.coordinator.is_open:
-            self._agree(time.monotonic() - self._closed_at)
+        if self._request is not None:
+            self._agree(self._request)
+            return
+        key = f"asked/{self._round}"
+        if self._asked and self.processes.put_first(key, self._asked[0]) == self._asked[0]:
+            self._asked.popleft()
+        self._request = self.processes.peek(key)
+        if self._request is None:
+            return
+        if self._request != SAVE:
+            cause = signal.Signals(int(self._request))
+            self.coordinator.signal = self.coordinator.signal or cause
+        self.processes.publish(f"begun/{self._round}", str(self.coordinator.close()))
 
-    def _watch_next(self) -> None:
-        """Give a sign of life, and look for that of the next process, so that one watches each."""
-        self._beats += 1
-        self.processes.publish("beat", str(self._beats))
-        following = (self.processes.rank + 1) % self.processes.size
-        seen, now = self.processes.peek(f"beat/{following}"), time.monotonic()
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, now
-        elif now - self._seen_at > SILENCE_S:
-            raise WorkerError(
-                f"process {following} has given no sign of life for {SILENCE_S:.0f} s; it is dead "
-                "or its host is unreachable"
-            )
-
-    def _agree(self, waited_s: float) -> None:
-        begun = self.processes.published("begun")
-        if begun is not None:
-            self.coordinator.open_until(max(map(int, begun)) + 1)
-        elif waited_s > AGREE_S:
-            raise WorkerError(
-                f"a stop was asked for, and after {AGREE_S:.0f} s not every process has said how "
-                "far it is: one is dead or stuck"
-            )
+    def _agree(self, request: str) -> None:
+        """End the round, once all have said how far they are."""
+        begun = self.processes.published(f"begun/{self._round}")
+        ended = self.processes.published("ended-at")
+        steps = [now or at_end for now, at_end in zip(begun, ended, strict=True)]
+        if None in steps:
+            return
+        furthest = max(int(step) for step in steps if step is not None)
+        if request == SAVE:
+            self.coordinator.save_after(furthest + 1)
+            self.coordinator.open_until()
+        else:
+            self.coordinator.open_until(furthest + 1)
+        self._round += 1
+        self._request = None
 
     def end(self) -> None:
-        """Stop looking; a process that stops later still learns how far this one came."""
+        """Stop looking; whoever asks for something later still learns how far this one came."""
         if not self.coordinator.failed.is_set():
             with contextlib.suppress(RuntimeError):
-                self.processes.publish("begun", str(self.coordinator.close()))
+                self.processes.publish("ended-at", str(self.coordinator.close()))
         self._ended.set()
         self.join()

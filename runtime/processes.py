@@ -1,13 +1,14 @@
 """The processes of one job, as torchrun starts them, and what they tell each other.
 
 All of it goes through one key-value store, and no call blocks for ever: whoever waits also hears
-of a failure elsewhere. Nothing here knows what the processes compute.
+of a failure elsewhere, and of a process that is dead. While the others live there is no limit, for
+a large target may load and warm up for long. Nothing here knows what the processes compute.
 """
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,8 +16,11 @@ from typing import Any
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
-from runtime.errors import ConfigError, WorkerError
+from runtime.awake import wait_until
+from runtime.errors import ConfigError, WorkerError, first_line
+from runtime.meeting import JOIN_S, ask, look, meet
 from runtime.progress import say
+from runtime.pulse import Pulse
 
 VARIABLES = (
     "RANK",
@@ -42,11 +46,7 @@ INSTEAD = (
     "Slurm: srun --ntasks-per-node 1 torchrun --nnodes ...), or one process with --devices"
 )
 POLL_S = 0.2
-JOIN = timedelta(seconds=300)
-"""How long processes may take to start one after another."""
-GATHER_S = 900.0
-"""How long one process may load and warm up while others wait for it."""
-
+"""Between two looks at what other processes say."""
 LEAVE_S = 10.0
 """How long process 0 stays for others that are through."""
 
@@ -63,6 +63,8 @@ class Processes:
     store: Any
     """A ``torch.distributed`` store that all share; one thread's client at a time, so what blocks
     takes ``store.clone()``."""
+    pulse: Pulse | None = None
+    """Watches whether the others live."""
 
     @property
     def leads(self) -> bool:
@@ -71,34 +73,29 @@ class Processes:
 
     def publish(self, name: str, value: str) -> None:
         """Let the other processes see a value of this one."""
-        self.store.set(f"{name}/{self.rank}", value)
+        ask(self.store.set, f"{name}/{self.rank}", value)
 
-    def published(self, name: str) -> list[str] | None:
-        """The values of all processes by rank, or None until all are there."""
-        keys = [f"{name}/{rank}" for rank in range(self.size)]
-        if not self._has(keys):
-            return None
-        return [self.store.get(key).decode() for key in keys]
+    def published(self, name: str) -> list[str | None]:
+        """The values of all processes by rank, None for those that have published none."""
+        return [self.peek(f"{name}/{rank}") for rank in range(self.size)]
 
-    def gather(self, name: str, value: str, *, limit_s: float = GATHER_S) -> list[str]:
+    def gather(self, name: str, value: str) -> list[str]:
         """Publish a value and wait for those of all others.
 
         Raises:
-            WorkerError: Another process failed, or one does not come within ``limit_s``.
+            WorkerError: Another process failed, or is dead.
         """
         self.publish(name, value)
-        keys = [f"{name}/{rank}" for rank in range(self.size)]
-        self._wait(keys, limit_s)
-        return [self.store.get(key).decode() for key in keys]
+        return [self._await(f"{name}/{rank}") for rank in range(self.size)]
 
     def put_first(self, key: str, value: str) -> str:
         """Set a key unless another process already did; gives what it holds."""
-        found: bytes = self.store.compare_set(key, "", value)
+        found: bytes = ask(self.store.compare_set, key, "", value)
         return found.decode()
 
     def peek(self, key: str) -> str | None:
         """What a key holds, if anything."""
-        return self.store.get(key).decode() if self._has([key]) else None
+        return look(self.store, key)
 
     def from_leader(self, key: str, value: str | None = None) -> str:
         """What process 0 says: it gives ``value``, the others wait for it.
@@ -108,11 +105,9 @@ class Processes:
         """
         if self.leads:
             assert value is not None
-            self.store.set(key, value)
+            ask(self.store.set, key, value)
             return value
-        self._wait([key], GATHER_S)
-        found: bytes = self.store.get(key)
-        return found.decode()
+        return self._await(key)
 
     def end(self) -> None:
         """Wait until all processes are through; process 0, which may hold the store, leaves last.
@@ -121,30 +116,21 @@ class Processes:
             WorkerError: As ``gather``.
         """
         self.gather("ended", "")
-        self.publish("left", "")
-        if self.leads:
-            self._wait([f"left/{rank}" for rank in range(self.size)], LEAVE_S)
+        if self.pulse is not None:
+            self.pulse.end()
+        # All is done: whoever is gone now is not missed.
+        with contextlib.suppress(WorkerError):
+            self.publish("left", "")
+            if self.leads:
+                wait_until(lambda: None not in self.published("left"), LEAVE_S)
 
-    def _has(self, keys: Sequence[str]) -> bool:
-        try:
-            there: bool = self.store.check(list(keys))
-        except RuntimeError as error:
-            raise WorkerError(f"lost touch with the other processes: {error}") from error
-        return there
-
-    def _wait(self, keys: Sequence[str], limit_s: float) -> None:
-        began = time.monotonic()
-        while not self._has(keys):
+    def _await(self, key: str) -> str:
+        while (found := self.peek(key)) is None:
             failure = self.failure()
             if failure is not None:
                 raise failure
-            if time.monotonic() - began > limit_s:
-                missing = [key for key in keys if not self._has([key])]
-                raise WorkerError(
-                    f"waited {limit_s:.0f} s for {', '.join(missing)} of another process; its own "
-                    "output says what it does"
-                )
             time.sleep(POLL_S / 2)
+        return found
 
     def fail(self, error: BaseException) -> WorkerError | None:
         """Tell the others that this process fails.
@@ -152,14 +138,16 @@ class Processes:
         Returns:
             None, or the failure of the process that failed before this one.
         """
-        what = str(error) or type(error).__name__
+        what = first_line(error)
         first = self.put_first("failed", f"{self.rank}:{what}")
         return self._failure(first)
 
     def failure(self) -> WorkerError | None:
-        """What made another process fail, if one did."""
+        """What made another process fail, or that one is dead."""
+        lost = self.pulse.lost if self.pulse is not None else None
+        # Looked up after it: a process that fails says so before it is gone.
         found = self.peek("failed")
-        return None if found is None else self._failure(found)
+        return (None if found is None else self._failure(found)) or lost
 
     def _failure(self, record: str) -> WorkerError | None:
         rank, _, what = record.partition(":")
@@ -214,15 +202,16 @@ def join_processes(environ: Mapping[str, str] = os.environ) -> Processes:
         if not 0 <= number < count:
             raise ConfigError(name, number, f"must be 0 to {count - 1}, as torchrun sets it")
     try:
-        store, _, _ = next(rendezvous("env://", rank, size, timeout=JOIN))
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=JOIN_S)))
     except RuntimeError as error:
         where = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
         raise WorkerError(
-            f"process {rank} cannot meet the {size - 1} others at {where}: {error}"
+            f"process {rank} cannot meet the {size - 1} others at {where}: {first_line(error)}"
         ) from error
-    store.set_timeout(timedelta(seconds=60))
-    prefixed = distributed.PrefixStore("processes", store)  # type: ignore[attr-defined]
-    return Processes(rank, size, local_rank, local_size, prefixed)
+    shared = meet(store, rank, size)
+    pulse = Pulse(shared, rank, size)
+    pulse.start()
+    return Processes(rank, size, local_rank, local_size, shared, pulse)
 
 
 def _check_alone(environ: Mapping[str, str]) -> None:

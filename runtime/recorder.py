@@ -8,8 +8,8 @@ from typing import Any
 from runtime.batches import Step, StepPlan
 from runtime.checkpoint import save_checkpoint
 from runtime.config import TrainConfig
-from runtime.errors import NonFiniteError
 from runtime.metrics import METRICS_FILE, MetricsLog, interval_metrics
+from runtime.outcome import check_skips
 from runtime.replica import Replica
 
 
@@ -24,6 +24,7 @@ class Recorder:
         fingerprint: What shaped the run.
         report: Takes a line for people.
         first_step: Where this run begins.
+        skips_in_a_row: Steps that were skipped one after another up to there.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Recorder:
         fingerprint: str,
         report: Callable[[str], None],
         first_step: int,
+        skips_in_a_row: int = 0,
     ) -> None:
         self.folder = folder
         self.train = train
@@ -46,6 +48,10 @@ class Recorder:
         self._log = MetricsLog(
             folder / METRICS_FILE, first_step=first_step, total_steps=train.steps
         )
+        # Where the row that a resume goes on with can first reach the limit.
+        self._first_look = first_step
+        if skips_in_a_row:
+            self._first_look += max(1, train.max_skipped - skips_in_a_row)
         self._saved = first_step
         self._interval_first = first_step
         self._interval_tokens = 0
@@ -63,7 +69,8 @@ class Recorder:
         """
         self._stepped = time.monotonic()
         self._interval_tokens += sum(int(self.plan.lengths[s]) for s in step.samples if s >= 0)
-        if finished % self.train.log_every == 0 or finished == self.train.steps:
+        looks = (self.train.steps, self._first_look)
+        if finished % self.train.log_every == 0 or finished in looks:
             self.log(replica, finished)
 
     def log(self, replica: Replica, finished: int, *, ended: bool = False) -> None:
@@ -89,13 +96,7 @@ class Recorder:
         )
         self._log.write(row)
         self._interval_began, self._interval_tokens, self._interval_first = now, 0, finished
-        if totals["worst_skips_in_a_row"] >= self.train.max_skipped:
-            raise NonFiniteError(
-                f"{int(totals['worst_skips_in_a_row'])} steps in a row had a loss or gradient that "
-                f"was not finite (limit train.max_skipped = {self.train.max_skipped}), the last "
-                f"about step {finished}; the weights are those of the last finite step. Look for "
-                "NaN in the features, or lower train.lr"
-            )
+        check_skips(int(totals["worst_skips_in_a_row"]), self.train.max_skipped, finished)
 
     def save(self, replica: Replica, finished: int) -> None:
         """Write a replica's state as the checkpoint of ``finished`` steps.

@@ -17,6 +17,7 @@ from runtime.exchange import GradientExchange
 from runtime.graph import GraphPool, StaticStep
 from runtime.masks import BucketMasks
 from runtime.optimizer import AdamWSettings, FlatAdamW
+from runtime.outcome import StepCounts, step_counts
 from runtime.step import COUNTERS, DraftStep, FrozenTarget, Sums, draft_objective
 
 MEMORY_HINT = "lower train.global_batch, the number of anchors, or the largest context in [masks]"
@@ -128,9 +129,8 @@ class Replica:
             self.totals.zero_()
             counters = self.totals[len(self.sums) :]
             counters.copy_(state["counters"])
-            # Faults in a row belong to the run that was stopped for them.
-            for name in ("skips_in_a_row", "worst_skips_in_a_row"):
-                counters[COUNTERS.index(name)] = 0
+            # A run that was ended by steps in a row goes on counting them: a good one ends the row.
+            counters[COUNTERS.index("worst_skips_in_a_row")] = 0
         self.pool.synchronize()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -148,6 +148,12 @@ class Replica:
         state = self.optimizer.state()
         state["counters"] = self.totals[len(self.sums) :]
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+
+    def counts(self) -> StepCounts:
+        """What became of the steps so far; waits for the stream."""
+        with self.pool.activated():
+            counters = self.totals[len(self.sums) :]
+            return step_counts({"step": self.optimizer.steps, "counters": counters})
 
     def read_totals(self) -> dict[str, float]:
         """Read and clear the sums since the last read, and the counters; waits for the stream."""

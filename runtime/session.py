@@ -24,9 +24,9 @@ SHAPING = ("run", "target", "drafter", "train")
 UNSHAPING: Mapping[str, tuple[str, ...]] = {
     "run": ("folder", "devices", "target_devices", "threads"),
     "target": ("model",),
-    "train": ("log_every", "save_every", "keep"),
+    "train": ("log_every", "save_every", "keep", "max_skipped"),
 }
-"""Keys that change where or how often a run reports, not what it computes."""
+"""Keys that change where or how often a run reports, or when it gives up, not what it computes."""
 
 
 @dataclass(frozen=True, kw_only=True)

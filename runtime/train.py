@@ -15,7 +15,10 @@ from runtime.options import config_options, devices_option, reporting, with_opti
 from runtime.progress import say
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from runtime.config import Config
+    from runtime.outcome import StepCounts
     from runtime.processes import Processes
     from runtime.session import Session
     from runtime.trainer import RunResult
@@ -146,6 +149,7 @@ def train(
     from runtime.embedding import fed_scale, serving_note
     from runtime.export import save_published
     from runtime.initialise import initial_drafter
+    from runtime.outcome import check_learned
     from runtime.processes import single_process
     from runtime.run_folder import (
         draw_run,
@@ -177,24 +181,20 @@ def train(
     # Known by its digest alone: a finished run of another target is not this one.
     check_target(config, session.dataset)
     folder = Path(config.run.folder)
-    found, finished = None, None
-    if processes.leads:
-        if not fresh:
-            finished = find_finished(
-                folder / "checkpoints", session.fingerprint, config.train.steps
-            )
-        if not fresh and finished is None:
-            found = resumed_state(folder, session, report)
-    first_step, state = found or (finished.step if finished else 0, None)
+    found = resumed_state(folder, session, report) if processes.leads and not fresh else None
+    first_step, state = found or (0, None)
     # How often to save shapes no result, but at every save all ranks compare their weights.
     saving = {**session.shaping["train"], "save_every": config.train.save_every}
     first_step = _agree_on_start(processes, first_step, {**session.shaping, "train": saving})
     if first_step >= config.train.steps:
+        counts = _counts_of_leader(processes, state)
+        check_learned(counts, config.train.max_skipped)
         report(f"this run is finished: {first_step} steps; --fresh starts over")
-        if finished is not None:
+        finished = find_finished(folder / "checkpoints", session.fingerprint, config.train.steps)
+        if processes.leads and finished is not None:
             export_if_older(finished, folder)
         processes.end()
-        result = nothing_run(first_step, placement)
+        result = nothing_run(counts, placement)
         return result, _closing_rows(config, session, result, first_step)
     network = fit_drafter(
         Request(config=config, specs=run_specs(config), placement=placement, ranks=ranks)
@@ -251,7 +251,7 @@ def train(
             if state is not None:
                 report(f"resuming from step {first_step} of {config.train.steps}")
             result = trainer.run(first_step)
-            if processes.leads:
+            if processes.leads and result.counts.learned:
                 scale = torch.tensor(
                     session.dataset.feature_scale, dtype=torch.float32, device="cpu"
                 )
@@ -263,11 +263,14 @@ def train(
                     feature_scale=scale,
                     target=target_record(session.dataset.meta),
                 )
+            if processes.leads:
                 draw_run(folder)
             # A launcher ends all processes once one has left with an exit code other than 0.
             processes.end()
     finally:
         trainer.teardown()
+    if result.signal is None:
+        check_learned(result.counts, config.train.max_skipped)
     return result, _closing_rows(config, session, result, first_step)
 
 
@@ -275,9 +278,11 @@ def _record(config: "Config", result: "RunResult") -> dict[str, Any]:
     folder = Path(config.run.folder)
     return {
         "run_folder": str(folder),
-        "drafter": str(folder / "drafter"),
+        "drafter": str(folder / "drafter") if result.counts.learned else None,
         "steps": result.steps,
         "total_steps": config.train.steps,
+        "skipped_steps": result.counts.skipped,
+        "empty_steps": result.counts.empty,
         "seconds": result.seconds,
         "signal": result.signal.name if result.signal is not None else None,
         "anchors": config.train.anchors,
@@ -295,11 +300,14 @@ def _closing_rows(
     rows: dict[str, Any] = {
         "run folder": str(folder),
         "steps": f"{result.steps} of {config.train.steps}",
+        **_unlearned_rows(result.counts),
         **({f"time of these {count} steps": f"{result.seconds:.0f} s"} if count else {}),
         **result.rates,
         "mask version": session.mask_version[:16],
         "anchors": config.train.anchors,
-        "drafter": str(folder / "drafter"),
+        "drafter": str(folder / "drafter")
+        if result.counts.learned
+        else "none, nothing was learned",
         "picture": str(folder / PICTURE_FILE),
     }
     if result.signal is not None:
@@ -308,6 +316,27 @@ def _closing_rows(
         done = result.steps >= config.train.steps
         rows["stopped by"] = f"{name}; {'all steps were done' if done else goes_on}"
     return rows
+
+
+def _unlearned_rows(counts: "StepCounts") -> dict[str, str]:
+    """Of steps that changed nothing, if there are any."""
+    found = {
+        "skipped": (counts.skipped, "a loss or gradient that was not finite"),
+        "empty": (counts.empty, "no supervised token"),
+    }
+    return {
+        name: f"{count} of the steps, which had {cause}"
+        for name, (count, cause) in found.items()
+        if count
+    }
+
+
+def _counts_of_leader(processes: "Processes", state: "Mapping[str, Tensor] | None") -> "StepCounts":
+    """What became of the steps of a finished run, whose state process 0 has read."""
+    from runtime.outcome import StepCounts, step_counts
+
+    mine = None if state is None else json.dumps(step_counts(state).as_dict())
+    return StepCounts(**json.loads(processes.from_leader("counts", mine)))
 
 
 def _agree_on_start(processes: "Processes", first_step: int, shaping: Mapping[str, Any]) -> int:

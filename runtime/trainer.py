@@ -25,6 +25,7 @@ from runtime.errors import FrozenError, NonFiniteError, WorkerError
 from runtime.export import FEATURE_SCALE, TARGET
 from runtime.freeze import FreezeGuard
 from runtime.monitor import Monitor
+from runtime.outcome import StepCounts
 from runtime.processes import Processes, single_process
 from runtime.recorder import Recorder
 from runtime.replica import Replica
@@ -51,12 +52,16 @@ class RunResult:
     """For people: thread -> how fast it was and what it waited for."""
     signal: signal.Signals | None
     """What stopped it early, if anything did."""
+    counts: StepCounts
+    """What became of the steps."""
 
 
-def nothing_run(steps: int, placement: Placement) -> RunResult:
+def nothing_run(counts: StepCounts, placement: Placement) -> RunResult:
     """The result of a run that was finished before."""
     summary = FreezeGuard().summary(0, 0, eager=placement.kind == "cpu")
-    return RunResult(steps=steps, summary=summary, seconds=0.0, rates={}, signal=None)
+    return RunResult(
+        steps=counts.begun, summary=summary, seconds=0.0, rates={}, signal=None, counts=counts
+    )
 
 
 class Trainer:
@@ -151,7 +156,7 @@ class Trainer:
         elif self.processes.leads and weights is not None:
             self.replicas[0].load_weights(weights)
         try:
-            on_every_rank(_share_state, self.replicas)
+            on_every_rank(_share_state, self.replicas, self.processes.failure)
         except BaseException as error:
             with contextlib.suppress(RuntimeError):
                 self.processes.fail(error)
@@ -177,7 +182,8 @@ class Trainer:
         began = time.monotonic()
         if recorder is not None:
             recorder.start()
-        with stop_on_signals((monitor or coordinator).stop, interruptible=not several):
+        asked = monitor or coordinator
+        with stop_on_signals(asked.stop, asked.save, interruptible=not several):
             with guard.active():
                 crew.start()
                 if monitor is not None:
@@ -215,6 +221,7 @@ class Trainer:
             seconds=seconds,
             rates=crew.rates(seconds),
             signal=coordinator.signal,
+            counts=self.replicas[0].counts(),
         )
 
     def _break_off(self, coordinator: Coordinator) -> None:
@@ -240,6 +247,7 @@ class Trainer:
             fingerprint=self.fingerprint,
             report=self.report,
             first_step=first_step,
+            skips_in_a_row=self.replicas[0].counts().skips_in_a_row,
         )
 
     def _make_crew(
@@ -251,10 +259,13 @@ class Trainer:
             writer = recorder if replica.group.rank == 0 else None
             if writer is not None:
                 writer.after_step(replica, finished, step)
-            if finished % every == 0:
+            asked = coordinator.saves(finished)
+            if asked or finished % every == 0:
                 check_agreement(replica.optimizer.master, replica.group, finished)
                 if writer is not None:
                     writer.save(replica, finished)
+                    if asked:
+                        self.report(f"SIGUSR1: step {finished} is saved; going on")
 
         def at_end(replica: Replica, finished: int) -> None:
             if finished > first_step and finished % every:

@@ -47,7 +47,7 @@ class Coordinator:
 
     A stop fixes the last step as the furthest that any rank has begun; ranks behind it go on up to
     there, so no rank waits for ever in a collective. Where other processes take part, the gate is
-    closed until they have said how far they are.
+    closed until they have said how far they are. So it is with a save that is asked for.
     """
 
     def __init__(self, last_step: int, first_step: int = 0) -> None:
@@ -56,6 +56,7 @@ class Coordinator:
         self._limit = last_step
         self._begun = first_step - 1
         self._open = True
+        self._saves: set[int] = set()
         self.signal: signal.Signals | None = None
         self.error: BaseException | None = None
         self.failed = threading.Event()
@@ -77,10 +78,19 @@ class Coordinator:
             self.signal = self.signal or cause
             self.open_until(self.close() + 1)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether ranks may begin steps that none has begun."""
-        return self._open
+    def save(self) -> None:
+        """Let the ranks of this process save after the next step that none of them has begun."""
+        with self._changed:
+            self.save_after(self._begun + 1)
+
+    def save_after(self, step: int) -> None:
+        """Let the ranks save what they have after this step, which none has begun."""
+        with self._changed:
+            self._saves.add(step + 1)
+
+    def saves(self, finished: int) -> bool:
+        """Whether a save was asked for after so many steps."""
+        return finished in self._saves
 
     def close(self) -> int:
         """Let no rank begin a step that none has begun; gives the furthest begun."""
@@ -88,10 +98,11 @@ class Coordinator:
             self._open = False
             return self._begun
 
-    def open_until(self, limit: int) -> None:
-        """Let the ranks go on, and end before step ``limit``."""
+    def open_until(self, limit: int | None = None) -> None:
+        """Let the ranks go on, and end before step ``limit`` if there is one."""
         with self._changed:
-            self._limit = min(self._limit, limit)
+            if limit is not None:
+                self._limit = min(self._limit, limit)
             self._open = True
             self._changed.notify_all()
 

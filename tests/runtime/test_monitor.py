@@ -1,12 +1,13 @@
 import signal
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from torch import distributed
 
-from runtime import monitor as monitor_module
+from runtime.awake import wait_until
 from runtime.errors import WorkerError
 from runtime.monitor import Monitor
 from runtime.processes import Processes
@@ -23,6 +24,7 @@ class Peer:
         self.coordinator = Coordinator(last)
         self.monitor = Monitor(self.processes, self.coordinator)
         self.finished = 0
+        self.saved = []
         self.ahead = ahead
         self.step_s = step_s
         self.thread = threading.Thread(target=self.step, daemon=True)
@@ -30,6 +32,8 @@ class Peer:
     def step(self):
         while self.coordinator.may_begin(self.finished):
             self.finished += 1
+            if self.coordinator.saves(self.finished):
+                self.saved.append(self.finished)
             time.sleep(0.0 if self.finished < self.ahead else self.step_s)
 
     def start(self):
@@ -85,48 +89,65 @@ def test_a_failure_elsewhere_ends_a_process():
     assert str(first.coordinator.error) == "process 1 failed: disk is gone"
 
 
-def test_a_process_that_does_not_answer_a_stop_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(monitor_module, "AGREE_S", 0.3)
+def test_a_process_that_is_dead_ends_one_that_waits_for_its_answer_to_a_stop():
     first, _ = pair()
+    pulse = SimpleNamespace(lost=None)
+    first.monitor.processes = replace(first.processes, pulse=pulse)
     first.start()
     first.monitor.stop(signal.SIGTERM)
-    first.end()
-    with pytest.raises(WorkerError, match="not every process has said how far it is"):
-        raise first.coordinator.error
-
-
-def looks(peers, count=2):
-    """Wait until each process has looked for the other's sign ``count`` times more."""
-    for peer in peers:
-        for _ in range(count):
-            signs = peers[0].processes
-            before = signs.peek(f"beat/{peer.processes.rank}")
-            until = time.monotonic() + 60
-            while signs.peek(f"beat/{peer.processes.rank}") == before:
-                assert time.monotonic() < until
-                time.sleep(0.01)
-
-
-def test_a_process_that_gives_no_sign_of_life_ends_the_others(monkeypatch):
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(monitor_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    peers = first, second = pair()
-    first.start()
-    second.start()
-    for _ in range(3):
-        looks(peers)
-        clock.now += 59.0
-    looks(peers)
-    assert first.coordinator.error is second.coordinator.error is None
-    second.monitor.end()
-    looks([first])
-    clock.now += 59.0
-    looks([first])
+    assert wait_until(lambda: first.coordinator.signal is not None, 10)
     assert first.coordinator.error is None
-    clock.now += 2.0
+    pulse.lost = WorkerError("process 1 (pid 7) was killed")
     first.end()
-    with pytest.raises(WorkerError, match=r"process 1 has given no sign of life for 60 s"):
-        raise first.coordinator.error
+    assert first.coordinator.error is pulse.lost
+
+
+@pytest.mark.parametrize("ahead", [0, 40])
+def test_all_processes_save_the_same_step_and_go_on(ahead):
+    peers = pair(ahead=ahead)
+    for peer in peers:
+        peer.coordinator = peer.monitor.coordinator = Coordinator(120)
+        peer.step_s = 0.02
+        peer.start()
+    for asked in (1, 2):
+        peers[asked - 1].monitor.save()
+        assert wait_until(lambda: len(peers[0].saved) == asked, 30)  # noqa: B023
+    for peer in peers:
+        peer.end()
+        assert peer.finished == 120
+        assert peer.coordinator.signal is peer.coordinator.error is None
+    assert peers[0].saved == peers[1].saved
+    assert all(ahead < step <= 120 for step in peers[0].saved)
+
+
+def test_a_save_and_a_stop_asked_at_once_are_both_done():
+    first, second = pair(step_s=0.02)
+    first.step_s = 0.02
+    first.monitor.save()
+    second.monitor.stop(signal.SIGTERM)
+    first.monitor.save()
+    for peer in (first, second):
+        peer.start()
+    for peer in (first, second):
+        peer.end()
+    assert first.finished == second.finished < LAST
+    assert first.saved == second.saved
+    assert first.coordinator.signal is second.coordinator.signal is signal.SIGTERM
+
+
+def test_a_save_asked_of_one_process_while_the_other_is_through_ends_nothing():
+    slow, quick = pair()
+    for peer in (slow, quick):
+        peer.coordinator = peer.monitor.coordinator = Coordinator(10)
+    slow.step_s = 0.2
+    slow.start()
+    quick.start()
+    quick.end()
+    for _ in range(3):
+        slow.monitor.save()
+    slow.end()
+    assert slow.finished == 10
+    assert slow.coordinator.error is slow.coordinator.signal is None
 
 
 def test_a_store_that_is_gone_ends_a_process(monkeypatch):

@@ -5,6 +5,8 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -107,12 +109,26 @@ def test_the_first_failure_is_the_one_that_all_hear_of():
         first.gather("x", "1")
 
 
-def test_who_does_not_come_is_named():
+def test_who_waits_for_a_process_that_is_dead_hears_of_it():
     first, second = both()
     second.publish("here", "1")
     assert first.gather("here", "0") == ["0", "1"]
-    with pytest.raises(WorkerError, match=r"waited 0 s for there/1 of another process"):
-        first.gather("there", "0", limit_s=0.1)
+    lost = WorkerError("process 1 has given no sign of life for 60 s")
+    alone = replace(first, pulse=SimpleNamespace(lost=lost))
+    for wait in (
+        lambda: alone.gather("there", "0"),
+        lambda: replace(alone, rank=1).from_leader("x"),
+    ):
+        with pytest.raises(WorkerError, match="process 1 has given no sign of life for 60 s"):
+            wait()
+
+
+def test_a_process_that_failed_before_it_was_gone_is_named_with_its_failure():
+    first, second = both()
+    second.fail(OSError("disk is gone"))
+    alone = replace(first, pulse=SimpleNamespace(lost=WorkerError("process 1 was killed")))
+    with pytest.raises(WorkerError, match="process 1 failed: disk is gone"):
+        alone.gather("there", "0")
 
 
 def test_the_leader_leaves_last():

@@ -28,6 +28,30 @@ def test_after_a_stop_ranks_behind_catch_up_with_the_furthest(ahead):
     assert coordinator.signal is signal.SIGTERM
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_ranks_save_after_the_same_step_whenever_it_is_asked_for_and_go_on(ahead):
+    coordinator = Coordinator(20)
+    saved = {"fast": [], "slow": []}
+
+    def step(rank, number):
+        assert coordinator.may_begin(number)
+        if coordinator.saves(number + 1):
+            saved[rank].append(number + 1)
+
+    for number in range(20):
+        step("fast", number)
+        if number in (5, 6, 12):
+            coordinator.save()
+        if number >= ahead:
+            step("slow", number - ahead)
+    for number in range(20 - ahead, 20):
+        step("slow", number)
+    # The step that is under way may be over for a rank, so it is the next one.
+    assert saved["fast"] == saved["slow"] == [7, 8, 14]
+    assert not coordinator.may_begin(20)
+    assert coordinator.signal is None
+
+
 def test_a_failure_ends_all_at_once_and_keeps_the_first_error():
     coordinator = Coordinator(100)
     assert coordinator.may_begin(0)
