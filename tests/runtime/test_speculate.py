@@ -83,6 +83,35 @@ def test_caches_change_nothing(target):
     assert {1, 2} <= taken
 
 
+def test_every_block_is_drafted_as_over_the_whole_text_before_it(target, monkeypatch):
+    """Text and tau hardly show a context that lies a little off: the blocks themselves do."""
+    drafter, prompt, blocks = make_drafter(target), prompts(2)[1], []
+
+    def recorded(x, context, positions, attention):
+        hidden = type(drafter).draft(drafter, x, context, positions, attention)
+        blocks.append((positions.flatten().tolist(), hidden))
+        return hidden
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter, "draft", recorded)
+        found = DraftSession(target, drafter).generate(prompt, 24)
+    text = torch.tensor([[*prompt, *found.tokens]])
+    assert len(blocks) == len(found.kept) > 4
+    anchor = len(prompt)
+    for (positions, hidden), kept in zip(blocks, found.kept, strict=True):
+        assert positions == list(range(anchor, anchor + BLOCK))
+        tokens = text[:, [anchor]], torch.full((1, BLOCK - 1), drafter.config.mask_token_id)
+        wanted = drafter(
+            embedding(torch.cat(tokens, dim=1), target.embed_weight),
+            drafter.fuse(target.features(text[:, :anchor], LAYER_IDS)),
+            torch.arange(anchor),
+            torch.arange(anchor, anchor + BLOCK)[None],
+            lambda q, k, v: scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        )
+        torch.testing.assert_close(hidden, wanted, rtol=1e-4, atol=1e-4)
+        anchor += kept
+
+
 @pytest.mark.parametrize("right", [0, 1, 3])
 def test_tau_counts_the_bonus_token(target, monkeypatch, right):
     """With drafts right up to ``right``, each call gives ``right + 1`` tokens."""
