@@ -1,10 +1,14 @@
-"""Why a read or a write failed, in plain words, and what helps: a table for disks, one for servers.
+"""Why a read or a write failed, of what file, in plain words, and what helps.
 
 Errors of other libraries are known by the names of their classes, so that none is imported here.
 """
 
+import contextlib
 import errno
+import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from cache.address import is_url
@@ -15,7 +19,10 @@ SILENCE_S = 30.0
 _ON_DISK = (
     ((errno.EACCES, errno.EPERM), "see that its permissions allow this user that"),
     ((errno.EROFS,), "choose a folder that may be written"),
+    ((errno.ENOMEM,), "close other programs, or use a machine with more memory"),
+    ((errno.ENOENT,), "see that it is there"),
     ((errno.ENOSPC, errno.EDQUOT), "make room or choose another folder"),
+    ((errno.EFBIG,), "raise the limit (`ulimit -f`) or choose another file system"),
     (
         (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ETIMEDOUT),
         "see that its disk or mount is sound",
@@ -116,6 +123,27 @@ _STATUSES = {
     407: ("the proxy asks for a log-in", "check the proxy's user and password"),
     429: ("it is asked too often", "wait a while, then run it again"),
 }
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Let what the block raises name the file that it is about.
+
+    The system names a file that it cannot open, and none that it cannot write on to. An ``OSError``
+    gets the path where it has none, any other error a note. What the system said to safetensors
+    becomes an ``OSError`` again.
+    """
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if type(error).__name__ == "SafetensorError" and number is not None:
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        error.add_note(f"in {path}")
+        raise
 
 
 def why(cause: BaseException, file: str) -> tuple[str, str]:

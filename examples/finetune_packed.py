@@ -37,7 +37,7 @@ from runtime.exchange import GradientExchange
 from runtime.freeze import FreezeGuard
 from runtime.graph import GraphPool, StaticStep
 from runtime.optimizer import AdamWSettings, FlatAdamW
-from runtime.options import reporting
+from runtime.options import Command
 
 # --- 1. The masks: one cache entry a row length --------------------------------------------------
 
@@ -219,7 +219,7 @@ class FineTuner:
 # --- 4. The run: load, warm up, capture, freeze, step --------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--model", default="smollm2-135m", show_default=True, help="Name or folder.")
 @click.option("--text", default="examples/prompts.jsonl", show_default=True, help="JSONL or text.")
 @click.option("--lengths", default="128,256", show_default=True, help="Row lengths, in tokens.")
@@ -230,7 +230,6 @@ class FineTuner:
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda:N or auto.")
 @click.option("--threads", default=0, show_default=True, help="CPU threads; 0 takes all cores.")
 @click.option("--masks", default="build/packed.zarr", show_default=True, help="A cache of its own.")
-@reporting()
 def main(**given: Any) -> None:
     """Fine-tune a causal LM on packed documents and show the held-out loss before and after."""
     options = SimpleNamespace(**given)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from maskgen.border import advise_with
+
 if TYPE_CHECKING:
     from cache import Store
 
@@ -107,9 +109,8 @@ class Place:
             return self
         if self.run_file is not None:
             raise click.UsageError(f"name one run file, not {self.run_file} and {run_file}")
-        place = replace(self, run_file=run_file)
-        click.get_current_context().find_root().obj = place
-        return place
+        advise_with(run_file, self.settings)
+        return replace(self, run_file=run_file)
 
 
 def store_options(command: Command) -> Command:
@@ -132,9 +133,7 @@ def store_options(command: Command) -> Command:
         settings: tuple[str, ...],
         **more: Any,
     ) -> Any:
-        place = Place(location, run_file, settings)
-        # For the advice of an error, see TranslatingGroup.
-        click.get_current_context().find_root().obj = place
-        return command(*given, place=place, **more)
+        advise_with(run_file, settings)
+        return command(*given, place=Place(location, run_file, settings), **more)
 
     return with_place

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cache.causes import naming
 from maskgen.classify import EMPTY, FULL, PARTIAL
 from maskgen.entry import MaskEntry, check_size
 from maskgen.errors import MaskSpecError
@@ -119,7 +120,7 @@ def save_picture(path: str | Path, entry: MaskEntry, kinds: Kinds) -> None:
         kinds: The entry's blocks, from ``entry_kinds``.
 
     Raises:
-        MaskSpecError: The file cannot be written.
+        OSError: The file cannot be written.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -150,8 +151,5 @@ def save_picture(path: str | Path, entry: MaskEntry, kinds: Kinds) -> None:
         for kind in (FULL, PARTIAL, EMPTY)
     ]
     figure.legend(handles=patches, loc="outside lower center", ncols=3, title="blocks")
-    try:
+    with naming(path):
         figure.savefig(path, format="png")
-    except OSError as error:
-        rule = f"must be a file that can be written ({error.strerror})"
-        raise MaskSpecError("--png", str(path), rule) from error

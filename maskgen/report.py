@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from cache import Store
+from cache.causes import naming
 from maskgen.entry import MaskEntry, parse_entry
-from maskgen.errors import MaskSpecError
 from maskgen.listing import human_bytes, optional
 from maskgen.picture import COLOURS, NAMES, entry_kinds, png_bytes
 from maskgen.progress import Progress
@@ -149,13 +149,10 @@ def save_report(path: str | Path, page: str) -> None:
     """Write a page to a file.
 
     Raises:
-        MaskSpecError: The file cannot be written.
+        OSError: The file cannot be written.
     """
-    try:
+    with naming(path):
         Path(path).write_text(page, encoding="utf-8")
-    except OSError as error:
-        rule = f"must be a file that can be written ({error.strerror})"
-        raise MaskSpecError("FILE", str(path), rule) from error
 
 
 def _cells(entry: MaskEntry, row: BuildRow, heads: int, head_dim: int) -> list[str]:

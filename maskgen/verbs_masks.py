@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from maskgen.border import Command, after_result
 from maskgen.listing import echo_json, human_bytes, optional, text_table
 from maskgen.options import DIFFERENCE_FOUND, Place, json_option, store_options, version_option
 from maskgen.progress import show_progress
@@ -22,7 +23,7 @@ _READ_ONLY = (None, errno.EROFS, errno.EACCES, errno.EPERM)
 """Error numbers of a write that no room on the disk would help; None where none was tried."""
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("config", type=click.Path(), required=False)
 @store_options
 @click.option(
@@ -71,22 +72,27 @@ def build(
         with show_progress("certify") as progress:
             certificates = certify_version(store, report.version, progress=progress)
     failed = [certificate for certificate in certificates if certificate.findings]
-    if not failed and not read_only:
-        store.use(report.version)
-    if as_json:
-        entries = [asdict(row) for row in report.rows]
-        made = [asdict(certificate) for certificate in certificates]
-        echo_json({"version": report.version, "entries": entries, "certificates": made})
-    else:
-        click.echo(_rows_table(report.rows, built=True))
-        _echo_certificates(certificates)
+
+    def show() -> None:
+        if as_json:
+            entries = [asdict(row) for row in report.rows]
+            made = [asdict(certificate) for certificate in certificates]
+            echo_json({"version": report.version, "entries": entries, "certificates": made})
+        else:
+            click.echo(_rows_table(report.rows, built=True))
+            _echo_certificates(certificates)
+
+    with after_result(show):
+        if not failed and not read_only:
+            store.use(report.version)
+    if not as_json:
         state = "is current in" if report.version == store.current else "is not made current in"
         click.echo(f"version {report.version[:16]} {state} {store.location}")
     if failed:
         ctx.exit(DIFFERENCE_FOUND)
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @store_options
 @version_option
 @json_option
@@ -116,7 +122,7 @@ def list_entries(place: Place, version: str | None, as_json: bool) -> None:
     click.echo(f"version {chosen.id[:16]}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name")
 @store_options
 @version_option
@@ -141,24 +147,24 @@ def show(
 
     entry = parse_entry(place.open().load(name, version))
     kinds = entry_kinds(entry, batch=layout, head=head)
-    if png is not None:
-        save_picture(png, entry, kinds)
+    spec = entry.spec
     if as_json:
         known = {"name": name, "version": entry.version, "sha256": entry.sha256}
-        echo_json({**known, "spec": entry.spec.to_json(), "attrs": dict(entry.attrs)})
-        return
-    spec = entry.spec
-    click.echo(f"{name}: {spec.kind} {spec.family}, revision {spec.revision}")
-    click.echo(f"Q_LEN {spec.Q_LEN}, KV_LEN {spec.KV_LEN}, BLOCK_SIZE {spec.BLOCK_SIZE}")
-    for title, facts in (("parameters", spec.params), ("counts", entry.attrs)):
-        click.echo(f"{title}: " + ", ".join(f"{key} {value}" for key, value in facts.items()))
-    if text:
-        click.echo(text_picture(kinds))
+        echo_json({**known, "spec": spec.to_json(), "attrs": dict(entry.attrs)})
+    else:
+        click.echo(f"{name}: {spec.kind} {spec.family}, revision {spec.revision}")
+        click.echo(f"Q_LEN {spec.Q_LEN}, KV_LEN {spec.KV_LEN}, BLOCK_SIZE {spec.BLOCK_SIZE}")
+        for title, facts in (("parameters", spec.params), ("counts", entry.attrs)):
+            click.echo(f"{title}: " + ", ".join(f"{key} {value}" for key, value in facts.items()))
+        if text:
+            click.echo(text_picture(kinds))
     if png is not None:
-        click.echo(f"wrote {png}")
+        save_picture(png, entry, kinds)
+        if not as_json:
+            click.echo(f"wrote {png}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("file", type=click.Path(dir_okay=False))
 @store_options
 @version_option
@@ -181,7 +187,7 @@ def report(
     click.echo(f"wrote {file}")
 
 
-@click.command()
+@click.command(cls=Command)
 @store_options
 @version_option
 @click.option("--deep", is_flag=True, help="Also build every entry again and compare.")
@@ -241,7 +247,7 @@ def verify(
         ctx.exit(DIFFERENCE_FOUND)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("data", type=click.Path())
 @click.option("--max-buckets", default=4, type=click.IntRange(min=1), help="Most buckets to use.")
 @click.option(

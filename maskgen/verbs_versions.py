@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from maskgen.border import Command
 from maskgen.listing import echo_json, human_bytes, text_table
 from maskgen.options import (
     DIFFERENCE_FOUND,
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from cache import Shipment
 
 
-@click.command()
+@click.command(cls=Command)
 @store_options
 @json_option
 @click.pass_context
@@ -50,7 +51,7 @@ def versions(ctx: click.Context, place: Place, as_json: bool) -> None:
         ctx.exit(DIFFERENCE_FOUND)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("version")
 @store_options
 def use(version: str, place: Place) -> None:
@@ -61,7 +62,7 @@ def use(version: str, place: Place) -> None:
     click.echo(f"version {chosen[:16]} is current in {store.location}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("a")
 @click.argument("b")
 @store_options
@@ -79,7 +80,7 @@ def diff(a: str, b: str, place: Place, as_json: bool) -> None:
         click.echo("no difference")
 
 
-@click.command()
+@click.command(cls=Command)
 @store_options
 @click.option(
     "--keep",
@@ -104,7 +105,7 @@ def gc(place: Place, keep: int, as_json: bool) -> None:
     click.echo(f"{count} {noun} removed, {human_bytes(report.freed_bytes)} freed")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("file", type=click.Path(dir_okay=False))
 @store_options
 @shipped_option
@@ -116,7 +117,7 @@ def pack(file: str, place: Place, version: str | None) -> None:
     _echo_shipment("packed", cache.pack(store, file, place.version(store, version)), file)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("file", type=click.Path(dir_okay=False))
 @store_options
 def unpack(file: str, place: Place) -> None:
@@ -127,7 +128,7 @@ def unpack(file: str, place: Place) -> None:
     _echo_shipment("unpacked", cache.unpack(file, target), target)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("url")
 @store_options
 @shipped_option
@@ -141,7 +142,7 @@ def push(url: str, place: Place, version: str | None) -> None:
     _echo_shipment("pushed", shipment, without_secrets(url))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("url")
 @store_options
 @version_option

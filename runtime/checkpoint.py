@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cache.atomic import move_folder, staging_folder, temp_prefix, write_synced
+from cache.causes import naming, why
 from runtime.errors import CheckpointError
 
 FORMAT = 1
@@ -94,7 +95,7 @@ def save_checkpoint(
         root.mkdir(parents=True, exist_ok=True)
         for left in root.glob(f"{temp_prefix(root / 'step-*')}*"):
             shutil.rmtree(left, ignore_errors=True)
-        with staging_folder(target) as staging:
+        with naming(target), staging_folder(target) as staging:
             folder = staging / target.name
             folder.mkdir()
             save_file(
@@ -114,7 +115,11 @@ def save_checkpoint(
                 shutil.rmtree(target)
             move_folder(folder, target)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot save {target}: {error}") from error
+        what, helps = why(error, str(target))
+        raise CheckpointError(
+            f"cannot save {target}: {what}; {helps}, then run the same command again: it goes on "
+            "from the newest checkpoint"
+        ) from error
     for old in find_checkpoints(root)[keep:]:
         shutil.rmtree(old.folder, ignore_errors=True)
     return target

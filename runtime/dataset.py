@@ -12,7 +12,7 @@ opening a split checks those of its own.
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,22 @@ SPLITS = ("train", "heldout")
 META = "meta.json"
 FILES = {META, *(f"{split}{kind}.safetensors" for split in SPLITS for kind in ("", ".features"))}
 """Everything that a folder may hold."""
+LIKE: Mapping[str, Any] = {
+    "sha256": {},
+    "features": "online",
+    "context": 64,
+    "layer_ids": [1],
+    "feature_scale": [1.0],
+    "target": {"name": "a", "digest": "0"},
+    "counts": {},
+    "dropped": {},
+    "noted": {},
+    "places": {},
+    "split": {},
+}
+"""Of which kinds the values of ``meta.json`` are that are read again."""
+MAY_LACK = {"counts", "dropped", "noted", "places", "split"}
+"""What no run needs: ``runtime.prepare`` writes it for itself."""
 PREPARE = "run: python -m runtime.prepare --config FILE"
 
 
@@ -184,7 +200,29 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
         raise DatasetError(
             f"{folder / META} must be of format {FORMAT}, found {found!r}; {PREPARE}"
         )
+    wrong = _unlike(meta, LIKE, "")
+    if wrong is not None:
+        raise DatasetError(f"{folder / META} must be as it was written: {wrong}; {PREPARE}")
     return meta
+
+
+def _unlike(found: Any, pattern: Any, where: str) -> str | None:
+    """What of a JSON value is of another kind than the pattern has it; None where nothing is."""
+    kind: Any = (int, float) if isinstance(pattern, float) else type(pattern)
+    if not isinstance(found, kind) or isinstance(found, bool):
+        return f"{where} is {found!r:.40}, not like {pattern!r}"
+    parts: Iterable[tuple[Any, Any, str]] = ()
+    if isinstance(pattern, list):
+        parts = ((item, pattern[0], f"{where}[{i}]") for i, item in enumerate(found))
+    elif isinstance(pattern, dict):
+        missing = pattern.keys() - found.keys() - MAY_LACK
+        if missing:
+            return f"{where or 'the document'} has no {min(missing)!r}"
+        parts = (
+            (found[key], pattern[key], f"{where}.{key}".lstrip("."))
+            for key in pattern.keys() & found.keys()
+        )
+    return next((wrong for part in parts if (wrong := _unlike(*part)) is not None), None)
 
 
 def read_samples(folder: Path) -> list[Sample]:

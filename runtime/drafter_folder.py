@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cache.causes import naming
 from runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -127,9 +128,15 @@ def replace_files(folder: Path, files: Mapping[str, Callable[[Path], object] | N
     """
     folder.mkdir(parents=True, exist_ok=True)
     beside = {name: folder / f".{name}.partial" for name in files}
-    for name, write in files.items():
-        if write is not None:
-            write(beside[name])
+    try:
+        for name, write in files.items():
+            if write is not None:
+                with naming(folder / name):
+                    write(beside[name])
+    except BaseException:
+        for path in beside.values():
+            path.unlink(missing_ok=True)
+        raise
     (folder / list(files)[-1]).unlink(missing_ok=True)
     for name, write in files.items():
         if write is None:

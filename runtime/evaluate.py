@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from runtime.options import config_options, devices_option, reporting, with_options
+from maskgen.border import after_result
+from runtime.options import Command, config_options, devices_option, overriding
 from runtime.progress import Progress, say
 from runtime.scores import DrafterScore, EvaluationResult, Mismatch
 
@@ -30,7 +31,7 @@ RESULT_FILE = "evaluate.json"
 WARM_UP_TOKENS = 4
 
 
-@click.command()
+@click.command(cls=Command)
 @config_options
 @devices_option
 @click.option(
@@ -51,16 +52,17 @@ def main(
 
     Exits with 3 when a speculative text differs from the target's own by more than rounding.
     """
-    overrides = with_options(settings, {"run.devices": devices})
-    with reporting(config_path, overrides):
-        from runtime.config import read_config
+    from runtime.config import read_config
 
-        config = read_config(config_path, overrides)
-        result = evaluate(config, drafter_folder)
-    if as_json:
-        click.echo(json.dumps(result.as_dict()))
-    else:
-        click.echo(result.table())
+    config = read_config(config_path, overriding(config_path, settings, {"run.devices": devices}))
+    result = evaluate(config, drafter_folder)
+
+    def show() -> None:
+        click.echo(json.dumps(result.as_dict()) if as_json else result.table())
+
+    with after_result(show):
+        keep_result(config, result, draw=not drafter_folder)
+    if not as_json:
         folder = shlex.quote(drafter_folder or str(Path(config.run.folder) / "drafter"))
         click.echo(f'next: python -m runtime.generate --drafter {folder} --prompt "..."')
     if not result.exact:
@@ -68,7 +70,7 @@ def main(
 
 
 def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> EvaluationResult:
-    """Run the whole of an evaluate command and write ``evaluate.json`` into the run folder.
+    """Measure the drafter of a run file.
 
     Args:
         config: The run file.
@@ -102,13 +104,30 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     made_for = same_target(folder, target, say)
     untrained = _untrained(target, drafter.config, heldout, train, config)
     result = evaluate_drafter(target, drafter, heldout, config, untrained=untrained.to(dtype))
-    result = replace(result, same_target=made_for)
-    run_folder.mkdir(parents=True, exist_ok=True)
+    return replace(result, same_target=made_for)
+
+
+def keep_result(config: "Config", result: EvaluationResult, *, draw: bool) -> None:
+    """Write ``evaluate.json`` into the run folder.
+
+    Args:
+        config: The run file.
+        result: From ``evaluate``.
+        draw: Whether the run's picture is drawn again, with tau at both ends.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from cache.causes import naming
+    from runtime.picture import draw_run
+
+    folder = Path(config.run.folder)
+    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result.as_dict(), indent=1) + "\n"
-    (run_folder / RESULT_FILE).write_text(text, encoding="utf-8")
-    if not drafter_folder:
-        _draw(run_folder, result)
-    return result
+    with naming(folder / RESULT_FILE):
+        (folder / RESULT_FILE).write_text(text, encoding="utf-8")
+    if draw:
+        draw_run(folder, (result.untrained.tau, result.trained.tau))
 
 
 def _untrained(
@@ -129,17 +148,6 @@ def _untrained(
         return servable(initial_drafter(target, train, config, network), scale)
     generator = torch.Generator(device="cpu").manual_seed(config.run.seed)
     return servable(random_start(network, generator, device=target.device))
-
-
-def _draw(run_folder: Path, result: EvaluationResult) -> None:
-    """Draw the run's metrics again, with tau at both ends."""
-    from runtime.metrics import METRICS_FILE, read_metrics
-    from runtime.picture import PICTURE_FILE, draw_metrics
-
-    rows = read_metrics(run_folder / METRICS_FILE)
-    last = max((row["step"] for row in rows), default=0)
-    taus = [{"step": 0, "tau": result.untrained.tau}, {"step": last, "tau": result.trained.tau}]
-    draw_metrics([*rows, *taus], run_folder / PICTURE_FILE)
 
 
 def evaluate_drafter(

@@ -22,7 +22,7 @@ from runtime.drafter_folder import (
     read_network,
     replace_files,
 )
-from runtime.options import config_options, reporting
+from runtime.options import Command, config_options, overriding
 from runtime.progress import say
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ FEATURE_SCALE = "feature_scale"
 """What a checkpoint has beside the keys of ``config.json``."""
 
 
-@click.command()
+@click.command(cls=Command)
 @config_options
 @click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
 @click.option(
@@ -52,17 +52,16 @@ def main(
     config_path: str, settings: tuple[str, ...], step: int | None, out: str | None, as_json: bool
 ) -> None:
     """Write a checkpoint as a drafter folder that SGLang and vLLM serve."""
-    with reporting(config_path, settings):
-        from runtime.capabilities import EXPORT, Request, check_request
-        from runtime.config import read_config
-        from runtime.session import run_specs
+    from runtime.capabilities import EXPORT, Request, check_request
+    from runtime.config import read_config
+    from runtime.session import run_specs
 
-        config = read_config(config_path, settings)
-        specs = run_specs(config) if config.masks else {}
-        check_request(Request(config=config, specs=specs), (EXPORT,))
-        run_folder = Path(config.run.folder)
-        checkpoint = _choose_checkpoint(run_folder / "checkpoints", step)
-        folder = export_checkpoint(checkpoint, Path(out) if out else run_folder / "drafter")
+    config = read_config(config_path, overriding(config_path, settings))
+    specs = run_specs(config) if config.masks else {}
+    check_request(Request(config=config, specs=specs), (EXPORT,))
+    run_folder = Path(config.run.folder)
+    checkpoint = _choose_checkpoint(run_folder / "checkpoints", step)
+    folder = export_checkpoint(checkpoint, Path(out) if out else run_folder / "drafter")
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "step": checkpoint.step}))
     else:

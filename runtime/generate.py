@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runtime.drafter_folder import TARGET_FILE
-from runtime.options import devices_option, reporting
+from runtime.options import Command, devices_option
 from runtime.progress import say
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_TARGET = "smollm2-135m"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--drafter", "folder", required=True, metavar="FOLDER", help="Drafter folder.")
 @click.option("--prompt", required=True, help="What the user says.")
 @click.option(
@@ -57,46 +57,45 @@ def main(
     as_json: bool,
 ) -> None:
     """Answer a prompt by draft and verify: the target's own greedy text, in fewer calls."""
-    with reporting():
-        from runtime.chat_template import ChatTemplate, TemplateChoice
-        from runtime.devices import enter_thread, place
-        from runtime.drafter_folder import read_target_record, same_target
-        from runtime.errors import ConfigError, TargetNotFoundError
-        from runtime.export import load_published
-        from runtime.speculate import DraftSession
-        from runtime.target import Target
+    from runtime.chat_template import ChatTemplate, TemplateChoice
+    from runtime.devices import enter_thread, place
+    from runtime.drafter_folder import read_target_record, same_target
+    from runtime.errors import ConfigError, TargetNotFoundError
+    from runtime.export import load_published
+    from runtime.speculate import DraftSession
+    from runtime.target import Target
 
-        if not prompt.strip():
-            raise ConfigError("--prompt", prompt, "must not be empty")
-        if not prompt.isascii() and any("\ud800" <= char <= "\udfff" for char in prompt):
-            raise ConfigError("--prompt", prompt, "must be UTF-8")
-        record = read_target_record(folder) or {"name": DEFAULT_TARGET}
-        name = target_name or record["name"]
-        if chat_template is None and "template" in record:
-            choice = TemplateChoice.from_dict(record["template"])
-        else:
-            choice = TemplateChoice.read(chat_template or "target", {})
-        choice = choice.with_keywords(_parse_keywords(keywords))
-        placement = place(devices or "auto")
-        where, dtype = placement.devices[0], placement.compute_dtype
-        enter_thread(where, placement.threads)
-        drafter = load_published(folder, device=where, dtype=dtype)
-        say(f"loading target {name}")
-        try:
-            target = Target.load(name, device=where, dtype=dtype)
-        except TargetNotFoundError as error:
-            if target_name is None:
-                raise TargetNotFoundError(f"{error}; name the drafter's with --target") from error
-            raise
-        template = ChatTemplate.of(target.tokenizer, choice)
-        session = DraftSession(target, drafter)
-        made_for = same_target(folder, target, say)
-        counts, pieces = [], []
-        for new, piece in stream_text(session, target, template, prompt, max_new_tokens):
-            counts.append(new)
-            pieces.append(piece)
-            if not as_json:
-                click.echo(piece, nl=False)
+    if not prompt.strip():
+        raise ConfigError("--prompt", prompt, "must not be empty")
+    if not prompt.isascii() and any("\ud800" <= char <= "\udfff" for char in prompt):
+        raise ConfigError("--prompt", prompt, "must be UTF-8")
+    record = read_target_record(folder) or {"name": DEFAULT_TARGET}
+    name = target_name or record["name"]
+    if chat_template is None and "template" in record:
+        choice = TemplateChoice.from_dict(record["template"])
+    else:
+        choice = TemplateChoice.read(chat_template or "target", {})
+    choice = choice.with_keywords(_parse_keywords(keywords))
+    placement = place(devices or "auto")
+    where, dtype = placement.devices[0], placement.compute_dtype
+    enter_thread(where, placement.threads)
+    drafter = load_published(folder, device=where, dtype=dtype)
+    say(f"loading target {name}")
+    try:
+        target = Target.load(name, device=where, dtype=dtype)
+    except TargetNotFoundError as error:
+        if target_name is None:
+            raise TargetNotFoundError(f"{error}; name the drafter's with --target") from error
+        raise
+    template = ChatTemplate.of(target.tokenizer, choice)
+    session = DraftSession(target, drafter)
+    made_for = same_target(folder, target, say)
+    counts, pieces = [], []
+    for new, piece in stream_text(session, target, template, prompt, max_new_tokens):
+        counts.append(new)
+        pieces.append(piece)
+        if not as_json:
+            click.echo(piece, nl=False)
     calls = len(counts) - 1
     # The first token comes from prefill.
     tau = sum(counts[1:]) / calls if calls else 0.0

@@ -1,6 +1,11 @@
-"""What a run reports: one JSON line an interval, and the same on the terminal."""
+"""What a run reports: one JSON line an interval, and the same on the terminal.
 
+A number that is not finite, which JSON has no word for, is null in the file.
+"""
+
+import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -9,7 +14,13 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from cache.causes import naming
+from runtime.progress import say
+
 METRICS_FILE = "metrics.jsonl"
+DRAWN = ("loss", "tau_forced")
+"""Keys of a row that the picture shows."""
+LARGEST_STEP = 1 << 53
 LEGEND = (
     "tau~: tokens that a call of the target would give, drafts checked against the training data; "
     "evaluate measures tau by decoding"
@@ -53,6 +64,10 @@ def interval_metrics(
     }
 
 
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
+
+
 def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator else None
 
@@ -80,8 +95,9 @@ class MetricsLog:
         kept = [row for row in read_metrics(path) if row["step"] <= first_step]
         # Beside and renamed, so that a kill here loses no history.
         beside = path.with_name(f".{path.name}.tmp")
-        beside.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        beside.replace(path)
+        with naming(path):
+            beside.write_bytes(b"".join(map(_line, kept)))
+            beside.replace(path)
         self._bar = (
             tqdm(total=total_steps, initial=first_step, desc="train", unit="step")
             if self._stream.isatty()
@@ -91,13 +107,19 @@ class MetricsLog:
         self._show(LEGEND)
 
     def _show(self, line: str) -> None:
-        (self._bar or tqdm).write(line, file=self._stream)
-        self._stream.flush()
+        # A terminal that is gone, or a log on a full disk, is no reason to end a run.
+        with contextlib.suppress(OSError):
+            (self._bar or tqdm).write(line, file=self._stream)
+            self._stream.flush()
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one row and show it."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        """Append one row and show it.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        with naming(self.path), self.path.open("ab") as file:
+            file.write(_line(row))
         shown = (
             f"loss {_shown(row['loss'])}  tau~ {_shown(row['tau_forced'])}  "
             f"{row['step_ms']:.0f} ms/step  {row['tokens_per_s']:,.0f} tokens/s"
@@ -118,13 +140,47 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a ``metrics.jsonl``; a torn last line, which a killed run leaves, is dropped."""
-    if not path.exists():
+    """Rows of a ``metrics.jsonl``; a line that is no row is reported, and costs no other.
+
+    A killed run may leave its last line torn.
+
+    Raises:
+        OSError: The file is there and cannot be read.
+    """
+    try:
+        with naming(path):
+            lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
+            rows.append(_parse_row(line))
+        except (ValueError, TypeError, RecursionError) as error:
+            say(f"{path}, line {number}, is no row of metrics and is passed over: {error}")
     return rows
+
+
+def _parse_row(line: bytes) -> dict[str, Any]:
+    row = json.loads(line.decode())
+    if not isinstance(row, dict):
+        raise TypeError(f"must be an object, found {type(row).__name__}")
+    step = row.get("step")
+    if type(step) is not int or not 0 <= step <= LARGEST_STEP:
+        raise ValueError(f"step must be 0 to {LARGEST_STEP}, found {step!r:.40}")
+    for key in DRAWN:
+        if not isinstance(row.get(key), int | float | None) or isinstance(row.get(key), bool):
+            raise TypeError(f"{key} must be a number or null, found {row[key]!r:.40}")
+    found: dict[str, Any] = _strict(row)
+    return found
+
+
+def _strict(value: Any) -> Any:
+    """The value as JSON knows it, which has no NaN and no infinity."""
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

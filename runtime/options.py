@@ -1,16 +1,14 @@
-"""Options and error handling that the commands share."""
+"""Options of the commands, and what holds while each of them works."""
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 
-from maskgen.neighbours import hidden_cache
+from maskgen import border
 from maskgen.options import set_option
-from maskgen.runfile import setting, with_run_file
-from runtime.errors import TrainingError
+from maskgen.runfile import setting
 from runtime.leaving import exiting_on_signals
 
 DEFAULT_CONFIG = "configs/demo.toml"
@@ -21,6 +19,19 @@ devices_option = click.option(
     metavar="NAMES",
     help="Such as cpu, or cuda:0,cuda:1; overrides run.devices.",
 )
+
+
+class Command(border.Command):
+    """A command of the runtime; Ctrl-C and SIGTERM end it as ``exiting_on_signals`` says."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        # Threads that spin at the end of a parallel loop starve each other as soon as anything
+        # else runs: a step took 7 s instead of 0.9 s beside one busy process on two cores. OpenMP
+        # reads this once, when torch is imported.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        with exiting_on_signals():
+            return super().invoke(ctx)
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,50 +46,16 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def with_options(settings: Sequence[str], options: Mapping[str, str | None]) -> list[str]:
-    """The settings of a command, and those of its options that are given.
+def overriding(
+    config_path: str, settings: Sequence[str], options: Mapping[str, str | None] | None = None
+) -> list[str]:
+    """The settings of a command, and those of its options that are given; advice repeats them.
 
     Args:
+        config_path: The run file.
         settings: ``--set``.
         options: Key of the run file -> value of the option that overrides it.
     """
-    return [
-        *settings,
-        *(setting(key, value) for key, value in options.items() if value is not None),
-    ]
-
-
-class Failure(click.ClickException):
-    """One error line and an exit code."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code  # type: ignore[misc]
-
-
-@contextlib.contextmanager
-def reporting(config_path: str | None = None, settings: Sequence[str] = ()) -> Iterator[None]:
-    """Show the errors of all three packages as one line, and exit with their code.
-
-    Ctrl-C and SIGTERM end the command as ``exiting_on_signals`` says.
-
-    Args:
-        config_path: The command's run file, if any; advice to run another command names it.
-        settings: Its settings, which such advice repeats.
-    """
-    # Threads that spin at the end of a parallel loop starve each other as soon as anything else
-    # runs: a step took 7 s instead of 0.9 s beside one busy process on two cores. OpenMP reads
-    # this once, when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if (hidden := hidden_cache()) is not None:
-        raise Failure(hidden, 1)
-    from cache.address import without_secrets_in
-    from cache.errors import CacheError
-    from maskgen.errors import MaskgenError
-
-    with exiting_on_signals():
-        try:
-            yield
-        except (CacheError, MaskgenError, TrainingError) as error:
-            message = with_run_file(str(error), config_path, settings)
-            raise Failure(without_secrets_in(message), error.exit_code) from error
+    given = [setting(key, value) for key, value in (options or {}).items() if value is not None]
+    border.advise_with(config_path, [*settings, *given])
+    return [*settings, *given]

@@ -4,6 +4,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cache.causes import naming
+from maskgen.faults import told
+from runtime.metrics import METRICS_FILE, read_metrics
+from runtime.progress import say
+
 PICTURE_FILE = "metrics.png"
 SERIES = {
     "tau_forced": ("drafts checked against the data", "tab:green", "-"),
@@ -44,8 +49,26 @@ def draw_metrics(rows: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
         axes.grid(visible=True, alpha=0.3)
     where = Path(path)
     where.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(where, dpi=110)
+    with naming(where):
+        figure.savefig(where, dpi=110)
     return where
+
+
+def draw_run(folder: Path, taus: tuple[float, float] | None = None) -> None:
+    """Draw a run's metrics; what prevents that is reported and costs no more than the picture.
+
+    Args:
+        folder: The run folder.
+        taus: What draft-and-verify measured before the first step and after the last.
+    """
+    try:
+        rows = read_metrics(folder / METRICS_FILE)
+        if taus is not None:
+            last = max((row["step"] for row in rows), default=0)
+            rows += [{"step": step, "tau": tau} for step, tau in zip((0, last), taus, strict=True)]
+        draw_metrics(rows, folder / PICTURE_FILE)
+    except Exception as error:
+        say(f"no picture of the run: {told(error)}")
 
 
 def _series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:

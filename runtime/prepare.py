@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runtime.options import config_options, devices_option, reporting, with_options
+from runtime.options import Command, config_options, devices_option, overriding
 from runtime.progress import say
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ DROPPED = "dropped: "
 """How the rows of the closing table begin that count what was left out."""
 
 
-@click.command()
+@click.command(cls=Command)
 @config_options
 @click.option("--target", help="A folder, a .gguf file or a hub name; overrides target.model.")
 @devices_option
@@ -43,11 +43,10 @@ def main(
 
     Does nothing when the folder holds just what these prompts, target and settings give, whole.
     """
-    overrides = with_options(settings, {"target.model": target, "run.devices": devices})
-    with reporting(config_path, overrides):
-        from runtime.config import read_config
+    from runtime.config import read_config
 
-        rows = prepare(read_config(config_path, overrides))
+    options = {"target.model": target, "run.devices": devices}
+    rows = prepare(read_config(config_path, overriding(config_path, settings, options)))
     if as_json:
         click.echo(json.dumps(rows))
     else:
@@ -240,6 +239,7 @@ def _write(
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Divide samples into train and held-out ones and write the folder; returns its meta."""
+    from cache.causes import naming
     from runtime.dataset import write_dataset
     from runtime.errors import NoSamplesError
     from runtime.samples import split
@@ -266,7 +266,8 @@ def _write(
             "train supervised tokens": sum(int(sample.loss_mask.sum()) for sample in train),
         },
     }
-    write_dataset(folder, {"train": train, "heldout": heldout}, meta)
+    with naming(folder):
+        write_dataset(folder, {"train": train, "heldout": heldout}, meta)
     return meta
 
 

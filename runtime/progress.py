@@ -1,5 +1,6 @@
 """What a command tells while it works; of long work a bar on a terminal, or about ten lines."""
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -7,8 +8,9 @@ from typing import Any, Self
 
 
 def say(line: str) -> None:
-    """Tell the user a line, on standard error and at once."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
+    """Tell the user a line, on standard error and at once; where that fails, work goes on."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 class Progress:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from maskgen.faults import told
 from runtime.batches import Step, StepPlan
 from runtime.checkpoint import save_checkpoint
 from runtime.config import TrainConfig
@@ -139,6 +140,6 @@ class Recorder:
         except Exception as failure:
             if error is None:
                 raise
-            self.report(f"could not save the last step: {failure}")
+            self.report(f"could not save the last step: {told(failure)}")
         finally:
             self._log.close()

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from cache.address import without_secrets_in
+from cache.causes import naming
 from runtime.checkpoint import META_FILE, Checkpoint, latest_state
 from runtime.config import Config
 from runtime.differences import told_differences
 from runtime.drafter_folder import CONFIG_FILE
 from runtime.errors import CheckpointError, ConfigError, TrainingError
 from runtime.export import export_checkpoint
-from runtime.metrics import METRICS_FILE, read_metrics
-from runtime.picture import PICTURE_FILE, draw_metrics
+from runtime.picture import PICTURE_FILE, draw_run
 from runtime.progress import say
 from runtime.session import Session, shaping_settings
 
@@ -38,7 +38,7 @@ def held(name: str) -> Iterator[None]:
     What was made is removed again at the end, unless something was written there.
 
     Raises:
-        ConfigError: It is no folder, cannot be made, or refuses what the run writes.
+        ConfigError: It is no folder or cannot be made.
         TrainingError: Another process trains there.
     """
     if not name:
@@ -59,11 +59,6 @@ def held(name: str) -> Iterator[None]:
             _take(lock, path)
             try:
                 yield
-            except OSError as error:
-                if error.filename is None or folder not in Path(str(error.filename)).parents:
-                    raise
-                rule = f"must hold what a run writes ({error.strerror}: {error.filename})"
-                raise ConfigError("run.folder", name, rule) from error
             finally:
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -121,7 +116,8 @@ def write_run_file(folder: Path, config: Config, session: Session) -> None:
     }
     # An address of masks may hold a token.
     text = without_secrets_in(json.dumps(record, indent=1, default=str))
-    (folder / RUN_FILE).write_text(text + "\n", encoding="utf-8")
+    with naming(folder / RUN_FILE):
+        (folder / RUN_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def resumed_state(
@@ -154,11 +150,6 @@ def _what_differs(folder: Path, session: Session, fingerprint: str) -> str:
         return told_differences(was, shaping, "{name} {was} -> {now}", masks) or UNTOLD
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return UNTOLD
-
-
-def draw_run(folder: Path) -> None:
-    """Draw the run's metrics."""
-    draw_metrics(read_metrics(folder / METRICS_FILE), folder / PICTURE_FILE)
 
 
 def export_if_older(checkpoint: Checkpoint, folder: Path) -> None:

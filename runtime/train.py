@@ -3,15 +3,18 @@
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from maskgen.border import after_result
 from maskgen.runfile import with_run_file
-from runtime.options import config_options, devices_option, reporting, with_options
+from runtime.options import Command, config_options, devices_option, overriding
 from runtime.progress import say
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from runtime.trainer import RunResult
 
 
-@click.command()
+@click.command(cls=Command)
 @config_options
 @devices_option
 @click.option(
@@ -64,56 +67,45 @@ def main(
         "run.target_devices": target_devices,
         "train.anchors": anchors,
     }
-    overrides = with_options(settings, options)
-    with reporting(config_path, overrides):
-        from runtime.config import read_config
+    from runtime.config import read_config
 
-        config = read_config(config_path, overrides)
-        from runtime.processes import join_processes
-        from runtime.run_folder import held
+    overrides = overriding(config_path, settings, options)
+    config = read_config(config_path, overrides)
+    from runtime.processes import join_processes
+    from runtime.run_folder import held
 
-        processes = join_processes()
-        folder = held(config.run.folder) if processes.leads else contextlib.nullcontext()
-        with processes.telling_failures(), folder, _telling_memory():
-            result, rows = train(
-                config,
-                config_path,
-                fresh=fresh,
-                save_artifacts=save_artifacts,
-                trust_artifacts=trust_artifacts,
-                processes=processes,
-            )
-    if processes.leads and as_json:
-        click.echo(json.dumps({**_record(config, result), "summary": result.summary}))
-    elif processes.leads:
-        click.echo(result.summary)
-        width = max(map(len, rows))
-        click.echo("\n".join(f"{name:{width}} {value}" for name, value in rows.items()))
-        if result.signal is None:
-            from cache.address import without_secrets_in
-            from cache.advice import RUN_FILE
+    processes = join_processes()
 
-            command = f"next: python -m runtime.evaluate {RUN_FILE}"
-            click.echo(without_secrets_in(with_run_file(command, config_path, overrides)))
+    def show(result: "RunResult", rows: Mapping[str, Any]) -> None:
+        if not processes.leads:
+            return
+        if as_json:
+            click.echo(json.dumps({**_record(config, result), "summary": result.summary}))
+        else:
+            click.echo(result.summary)
+            width = max(map(len, rows))
+            click.echo("\n".join(f"{name:{width}} {value}" for name, value in rows.items()))
+
+    folder = held(config.run.folder) if processes.leads else contextlib.nullcontext()
+    with processes.telling_failures(), folder:
+        result = train(
+            config,
+            config_path,
+            fresh=fresh,
+            save_artifacts=save_artifacts,
+            trust_artifacts=trust_artifacts,
+            processes=processes,
+            show=show,
+        )
     if result.signal is not None:
         # As a shell reports a command that a signal ended, so that a script stops here.
         sys.exit(128 + result.signal)
+    if processes.leads and not as_json:
+        from cache.address import without_secrets_in
+        from cache.advice import RUN_FILE
 
-
-@contextlib.contextmanager
-def _telling_memory() -> Iterator[None]:
-    import torch
-
-    from runtime.errors import TrainingError
-    from runtime.replica import MEMORY_HINT
-
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise TrainingError(
-            f"out of memory before or after the steps: {error}; {MEMORY_HINT}, use a smaller "
-            "target, or lower drafter.num_layers"
-        ) from error
+        command = f"next: python -m runtime.evaluate {RUN_FILE}"
+        click.echo(without_secrets_in(with_run_file(command, config_path, overrides)))
 
 
 def train(
@@ -124,7 +116,8 @@ def train(
     save_artifacts: bool = False,
     trust_artifacts: bool = False,
     processes: "Processes | None" = None,
-) -> tuple["RunResult", dict[str, Any]]:
+    show: "Callable[[RunResult, Mapping[str, Any]], None]" = lambda result, rows: None,
+) -> "RunResult":
     """Run the whole of a training command.
 
     Args:
@@ -134,9 +127,10 @@ def train(
         save_artifacts: Save what the warm-up compiled, see ``runtime.artifacts``.
         trust_artifacts: Load it; it is code.
         processes: All that train together; this one alone if left out.
+        show: Takes how the run ended and the rows of its closing table, before the export.
 
     Returns:
-        How the run ended, and the rows of the closing table.
+        How the run ended.
     """
     import torch
 
@@ -150,9 +144,9 @@ def train(
     from runtime.export import save_published
     from runtime.initialise import initial_drafter
     from runtime.outcome import check_learned
+    from runtime.picture import draw_run
     from runtime.processes import single_process
     from runtime.run_folder import (
-        draw_run,
         export_if_older,
         remove_checkpoints,
         resumed_state,
@@ -186,16 +180,22 @@ def train(
     # How often to save shapes no result, but at every save all ranks compare their weights.
     saving = {**session.shaping["train"], "save_every": config.train.save_every}
     first_step = _agree_on_start(processes, first_step, {**session.shaping, "train": saving})
+
+    def shown(result: "RunResult") -> AbstractContextManager[None]:
+        rows = _closing_rows(config, session, result, first_step)
+        return after_result(partial(show, result, rows))
+
     if first_step >= config.train.steps:
         counts = _counts_of_leader(processes, state)
         check_learned(counts, config.train.max_skipped)
         report(f"this run is finished: {first_step} steps; --fresh starts over")
         finished = find_finished(folder / "checkpoints", session.fingerprint, config.train.steps)
-        if processes.leads and finished is not None:
-            export_if_older(finished, folder)
-        processes.end()
         result = nothing_run(counts, placement)
-        return result, _closing_rows(config, session, result, first_step)
+        with shown(result):
+            if processes.leads and finished is not None:
+                export_if_older(finished, folder)
+        processes.end()
+        return result
     network = fit_drafter(
         Request(config=config, specs=run_specs(config), placement=placement, ranks=ranks)
     )
@@ -251,19 +251,19 @@ def train(
             if state is not None:
                 report(f"resuming from step {first_step} of {config.train.steps}")
             result = trainer.run(first_step)
-            if processes.leads and result.counts.learned:
+            if processes.leads:
                 scale = torch.tensor(
                     session.dataset.feature_scale, dtype=torch.float32, device="cpu"
                 )
-                weights = trainer.drafter_weights()
-                save_published(
-                    folder / "drafter",
-                    network,
-                    weights,
-                    feature_scale=scale,
-                    target=target_record(session.dataset.meta),
-                )
-            if processes.leads:
+                with shown(result):
+                    if result.counts.learned:
+                        save_published(
+                            folder / "drafter",
+                            network,
+                            trainer.drafter_weights(),
+                            feature_scale=scale,
+                            target=target_record(session.dataset.meta),
+                        )
                 draw_run(folder)
             # A launcher ends all processes once one has left with an exit code other than 0.
             processes.end()
@@ -271,7 +271,7 @@ def train(
         trainer.teardown()
     if result.signal is None:
         check_learned(result.counts, config.train.max_skipped)
-    return result, _closing_rows(config, session, result, first_step)
+    return result
 
 
 def _record(config: "Config", result: "RunResult") -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from maskgen.entry import MaskEntry
+from maskgen.faults import told
 from runtime.agreement import check_agreement
 from runtime.anchors import LayoutChooser
 from runtime.batches import Step, StepPlan
@@ -320,4 +321,4 @@ def _share_state(replica: Replica) -> None:
 def _raise_first(error: BaseException, finished: int) -> None:
     if isinstance(error, (FrozenError, NonFiniteError)) or not isinstance(error, Exception):
         raise error
-    raise WorkerError(f"training stopped after step {finished}: {error}") from error
+    raise WorkerError(f"training stopped after step {finished}: {told(error)}") from error

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cache.atomic import staging_folder
+from cache.causes import naming
 from runtime.errors import TargetNotFoundError
 from runtime.file_digests import user_cache
 from runtime.progress import say
@@ -56,7 +57,7 @@ def unpacked(files: TargetFiles, name: str) -> TargetFiles:
     model = read_model(files, outline, torch.device("cpu"), torch.float32)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with staging_folder(folder) as staging, quiet_transformers():
+        with naming(folder), staging_folder(folder) as staging, quiet_transformers():
             made = staging / "made"
             outline.tokenizer.save_pretrained(made)
             _plain(model).save_pretrained(made)

@@ -215,14 +215,6 @@ def test_a_cache_that_is_not_there_exits_1(tmp_path):
     assert f"python -m maskgen build --config FILE --cache {tmp_path}/none.zarr" in result.stderr
 
 
-def test_an_error_of_ours_is_not_caught_when_it_is_a_fault(config, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("a fault")
-
-    monkeypatch.setattr("cache.open_store", fail)
-    assert isinstance(run("list", "--config", config).exception, RuntimeError)
-
-
 def test_list(built, tmp_path):
     result = run("list", "--config", built)
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["name", *NAMES, "version"]

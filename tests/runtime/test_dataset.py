@@ -21,6 +21,7 @@ from runtime.errors import DatasetError
 K, H = 2, 8
 META = {
     "features": "stored",
+    "context": 64,
     "layer_ids": [1, 3],
     "feature_scale": [0.5, 2.0],
     "target": {"name": "tiny", "digest": "d" * 64},

@@ -2,20 +2,21 @@ import os
 import signal
 from importlib import import_module
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from runtime.dataset import PREPARE
 from runtime.errors import DatasetError
-from runtime.options import Failure, reporting
+from runtime.options import Command, overriding
 
 
 @pytest.mark.parametrize(
     ("run_file", "shown"),
     [
         ((), "no data; run: python -m runtime.prepare --config FILE"),
-        (("my.toml",), "no data; run: python -m runtime.prepare --config my.toml"),
-        (("my run.toml",), "no data; run: python -m runtime.prepare --config 'my run.toml'"),
+        (("my.toml", []), "no data; run: python -m runtime.prepare --config my.toml"),
+        (("my run.toml", []), "no data; run: python -m runtime.prepare --config 'my run.toml'"),
         (
             ("my.toml", ["run.devices=cpu,cpu", "data.prompts=['a b']"]),
             "no data; run: python -m runtime.prepare --config my.toml --set run.devices=cpu,cpu "
@@ -24,10 +25,14 @@ from runtime.options import Failure, reporting
     ],
 )
 def test_advice_names_the_run_file_and_the_settings(run_file, shown):
-    with pytest.raises(Failure) as caught, reporting(*run_file):
+    @click.command(cls=Command)
+    def command():
+        if run_file:
+            overriding(*run_file)
         raise DatasetError(f"no data; {PREPARE}")
-    assert caught.value.message == shown
-    assert caught.value.exit_code == 1
+
+    result = CliRunner().invoke(command)
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {shown}\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)

@@ -93,6 +93,7 @@ def save_dataset(folder: Path, target, layer_ids, answers=12, count=4):
         "hidden_size": target.hidden_size,
         "features": "online",
         "feature_dtype": "bfloat16",
+        "context": 64,
         "feature_scale": scale.tolist(),
         "seed": 1,
     }

@@ -1,0 +1,184 @@
+"""Whatever is raised -> one line: what, of which file or at which place, and what to do.
+
+Errors of other libraries are known by the names of their classes, so that none is imported here.
+"""
+
+import contextlib
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from cache.address import without_secrets_in
+from cache.causes import why
+from maskgen.runfile import with_run_file
+
+LONGEST = 600
+"""Characters of another library's message."""
+LESS = (
+    "close other programs, or ask for less: fewer anchors, shorter contexts, a smaller batch or "
+    "target"
+)
+UNREADABLE = (
+    *("SafetensorError", "JSONDecodeError", "TOMLDecodeError", "UnicodeDecodeError", "BadZipFile"),
+    *("BadGzipFile", "LZMAError", "EOFError", "UnpicklingError", "ParserError", "ArrowInvalid"),
+    *("error", "Error"),
+)
+"""Classes of what is raised about a file that holds something else than it should; the last two are
+those of zlib, struct, csv and binascii."""
+KINDS: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
+    (("MemoryError", "OutOfMemoryError"), "", "out of memory", LESS),
+    (("RuntimeError",), r"can't allocate memory|out of memory", "out of memory", LESS),
+    (("RecursionError",), "", "something is nested too deeply", "see what it reads"),
+    (
+        ("AcceleratorError", "DeferredCudaCallError"),
+        "",
+        "the device fails",
+        "see that its driver is sound (`nvidia-smi`), then run it again",
+    ),
+    (("UnicodeEncodeError",), "", "no text of that encoding", "set PYTHONIOENCODING=utf-8"),
+    (UNREADABLE, "", "not as it should be", "see what stands there, or make it anew"),
+)
+"""Classes, what their message must have, what happened, and what helps; the first that fits."""
+
+NETWORK = (
+    *("socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "aiohttp", "botocore"),
+    *("fsspec", "s3fs", "gcsfs", "adlfs", "azure", "google", "paramiko", "huggingface_hub"),
+)
+"""Modules whose errors are of a server, or of the way there."""
+
+_ROOT = Path(__file__).parents[1]
+_OURS = ("cache", "maskgen", "runtime")
+
+
+def told(error: BaseException) -> str:
+    """Return an error as one line, for the user of a command.
+
+    An error of this program is its own message. One of the system or of another library names the
+    file, or else the place in the code, and what to do. Any other is a fault of this program.
+    """
+    if _is_ours(error) or not isinstance(error, Exception):
+        line = str(error) or type(error).__name__
+    elif _is_of_network(error):
+        what, helps = why(error, "://")
+        line = f"{what} ({_named(error)}, {_place(error)}); {helps}"
+    elif isinstance(error, OSError) and type(error).__module__ == "builtins":
+        line = _of_system(error)
+    else:
+        line = _of_library(error)
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return re.sub(r"\s*[\r\n]\s*", " ", line + notes)
+
+
+def show(
+    error: BaseException, run_file: str | None, settings: Sequence[str], *, debug: bool
+) -> None:
+    """Show the user what ended a command; nothing where whoever read its output is gone.
+
+    Args:
+        error: What ended it.
+        run_file: As in ``with_run_file``, which the commands that the error advises repeat.
+        settings: As in ``with_run_file``.
+        debug: Whether the traceback is shown, too.
+    """
+    if isinstance(error, BrokenPipeError) and _is_of_output(error):
+        return
+    interrupted = isinstance(error, KeyboardInterrupt)
+    line = "stopped by SIGINT" if interrupted else f"Error: {told(error)}"
+    text = with_run_file(line, run_file, settings)
+    if debug:
+        text = "".join(traceback.format_exception(error)) + text
+    with contextlib.suppress(OSError):
+        click.echo(without_secrets_in(text), err=True)
+
+
+def exit_code(error: BaseException) -> int:
+    """What a command that this ended exits with; after a signal as a shell reports it."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if isinstance(error, BrokenPipeError) and _is_of_output(error):
+        return 128 + signal.SIGPIPE
+    return int(getattr(error, "exit_code", 1)) if _is_ours(error) else 1
+
+
+def _is_ours(error: BaseException) -> bool:
+    # Errors of the runtime are not imported here; those of all three packages have an exit code.
+    return isinstance(getattr(error, "exit_code", None), int)
+
+
+def _is_of_output(error: BaseException) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is click.echo.__code__ for frame, _ in frames)
+
+
+def _is_of_network(error: BaseException) -> bool:
+    if isinstance(error, OSError) and (error.filename is not None or _is_of_output(error)):
+        return False
+    roots = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, (ConnectionError, TimeoutError)) or not roots.isdisjoint(NETWORK)
+
+
+def _of_system(error: OSError) -> str:
+    files = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    if _is_of_output(error):
+        files = ["the output"]
+    if files:
+        what, helps = why(error, files[0])
+        return f"{' -> '.join(files)}: {what}; {helps}"
+    what, helps = why(error, "")
+    return f"{what} ({_place(error)}); {helps}"
+
+
+def _of_library(error: BaseException) -> str:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    where = "the output" if _is_of_output(error) else _place(error)
+    text = _message(error)
+    if isinstance(error, ImportError):
+        return _of_import(error, where)
+    for kinds, pattern, what, helps in KINDS:
+        if not names.isdisjoint(kinds) and re.search(pattern, text):
+            return f"{what}: {text} ({where}); {helps}"
+    library = type(error).__module__.partition(".")[0]
+    if library not in ("builtins", *_OURS):
+        return f"{library} fails: {_named(error)} ({where}); --debug shows the traceback"
+    return (
+        f"{_named(error)} ({where}): a fault of this program, please report it with what --debug "
+        "shows"
+    )
+
+
+def _of_import(error: ImportError, where: str) -> str:
+    package = (error.name or "").partition(".")[0]
+    missing = isinstance(error, ModuleNotFoundError) and package not in ("", *_OURS)
+    if missing and package not in sys.stdlib_module_names:
+        return f"the package {package} is not installed ({where}); run: pip install {package}"
+    return f"{_message(error)} ({where}); install this program and its packages again"
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_message(error)}" if str(error) else type(error).__name__
+
+
+def _message(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _place(error: BaseException) -> str:
+    """The innermost place in our code that it came through, or the innermost of all."""
+    places = [
+        (Path(frame.f_code.co_filename), line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    ours = [place for place in places if place[0].is_relative_to(_ROOT)]
+    # This file's own folder is ours, and so may be the environment that stands in it.
+    ours = [place for place in ours if place[0].relative_to(_ROOT).parts[0] in _OURS] or places[-1:]
+    if not ours:
+        return "nowhere"
+    path, line = ours[-1]
+    shown = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
+    return f"{shown}:{line}"
