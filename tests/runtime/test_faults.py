@@ -139,7 +139,6 @@ def test_a_worker_that_raises_between_steps(tmp_path, devices, rank):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("rank", range(2 if torch.cuda.device_count() > 1 else 0))
 def test_a_worker_that_raises_between_steps_of_two_gpus(tmp_path, rank):
     config = prepared(tmp_path, "gpus", "cuda:0,cuda:1", global_batch=4, save_every=1000)

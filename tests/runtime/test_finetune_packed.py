@@ -270,7 +270,6 @@ def test_a_window_of_the_whole_row_is_no_window():
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("default")
 def test_captured_steps_equal_eager_ones(tmp_path, masks):
     # FlexAttention takes heads of 16 and more on a GPU.
     model = save_model(tmp_path / "model", hidden_size=64, intermediate_size=96)

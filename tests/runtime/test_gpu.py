@@ -11,11 +11,7 @@ from runtime.attention import dense_attention, flex_attention_over
 from tests.runtime import tiny_run
 from tests.runtime.tiny_run import build_masks, losses, make_config, make_data, train
 
-pytestmark = [
-    pytest.mark.gpu,
-    # Compiling imports and runs much of torch itself, which warns of its own deprecations.
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = pytest.mark.gpu
 
 LENGTHS = [100, 128, 90, 250, 200, 60, 256, 129, 70, 128]
 GPU_COUNT = torch.cuda.device_count()

@@ -19,7 +19,7 @@ from tests.runtime.tiny_run import (
     make_trainer,
 )
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.gpu
 
 CONTEXTS = tuple(range(128, 128 * 13, 128))
 SAMPLES_OF_A_BUCKET = 250

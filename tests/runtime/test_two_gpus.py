@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import torch._dynamo
 
 from runtime.collectives import leave_groups, make_groups, on_every_rank
 from runtime.devices import enter_thread, place
@@ -20,15 +19,8 @@ from tests.runtime.torchrun_job import STEPS, torchrun_job
 
 pytestmark = [
     pytest.mark.gpu,
-    # Compiling imports and runs much of torch itself, which warns of its own deprecations.
-    pytest.mark.filterwarnings("default"),
     pytest.mark.parametrize("devices", ["cuda:0,cuda:1"][: torch.cuda.device_count() // 2]),
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
 
 
 def test_captures_right_after_collectives(devices):
