@@ -6,6 +6,8 @@ import torch
 from runtime.buffers import Field, StaticInputs, input_slots
 
 CPU = torch.device("cpu")
+# A slot that does not come back would leave a test waiting.
+pytestmark = pytest.mark.timeout(60)
 SMALL = {"ids": Field((2, 3), torch.int64), "scale": Field((), torch.float32)}
 LARGE = {"ids": Field((2, 5), torch.int64), "far": Field((2, 4), torch.float32, from_host=False)}
 
@@ -60,7 +62,6 @@ def test_a_filled_slot_does_not_change_the_step_before_it_is_taken():
     assert free.get() is first
 
 
-@pytest.mark.timeout(60)
 def test_a_slot_that_was_taken_is_free_again():
     free = input_slots([SMALL], CPU, num_slots=1)
     inputs = StaticInputs(SMALL, CPU)

@@ -151,6 +151,11 @@ def test_features_made_in_the_step_train_as_stored_ones(root, trained):
     np.testing.assert_allclose(
         [row["loss"] for row in online], [row["loss"] for row in stored], rtol=2e-2
     )
+    # From a target of its own they come in its dtype, not in that of the stored ones.
+    call(train, root, *options, "--target-devices", "cpu", "--set", f"run.folder={root}/run-apart")
+    apart = read_metrics(root / "run-apart" / "metrics.jsonl")
+    for name in ("loss", "grad_norm", "tau_forced"):
+        assert [row[name] for row in apart] == [row[name] for row in online]
 
 
 def test_other_settings_do_not_take_over_a_runs_checkpoints(root, trained):
