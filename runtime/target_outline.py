@@ -207,12 +207,11 @@ class TargetOutline:
                 f"has an embedding of shape {shapes[0]}, a head of {shapes[1]} and hidden size "
                 f"{hidden}, where both must be [vocabulary, hidden size]"
             )
-        odd = self._odd_output() if self.embed_weight.is_meta else None
-        return f"has layers that return {odd}, not [B, S, hidden size]" if odd else None
+        return self._odd_output() if self.embed_weight.is_meta else None
 
     @torch.no_grad()
-    def _odd_output(self) -> tuple[int, ...] | None:
-        """Shape of a layer's output for tokens ``[1, 4]``, where it is not ``[1, 4, H]``."""
+    def _odd_output(self) -> str | None:
+        """What is odd about the layers' outputs for a few tokens, each ``[1, 4, H]`` and one."""
         shapes: list[tuple[int, ...]] = []
 
         def record(module: nn.Module, args: object, output: Any) -> None:
@@ -228,7 +227,10 @@ class TargetOutline:
         finally:
             for hook in hooks:
                 hook.remove()
-        return next((shape for shape in shapes if shape != (1, 4, self.hidden_size)), None)
+        if len(shapes) > self.num_layers:
+            return "runs its layers more than once for a token"
+        odd = next((shape for shape in shapes if shape != (1, 4, self.hidden_size)), None)
+        return f"has layers that return {odd}, not [B, S, hidden size]" if odd else None
 
 
 def cache_argument(decoder: nn.Module) -> str | None:

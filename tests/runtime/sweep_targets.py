@@ -27,7 +27,7 @@ LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_lay
 HEADS = ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "attention_heads")
 WIDE = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim_model_base")
 FOUR = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-TWO = ("num_key_value_heads", "num_experts_per_tok", "moe_topk", "moe_k", "num_attention_groups")
+FEW = ("num_experts_per_tok", "moe_topk", "moe_k", "num_attention_groups")
 ONE = ("n_group", "topk_group", "first_k_dense_replace", "num_shared_experts", "zero_expert_num")
 HEAD = ("head_dim", "global_head_dim", "kv_channels", "v_head_dim", "kv_lora_rank")
 THIN = ("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size")
@@ -52,15 +52,15 @@ SMALL = {
     "ffn_dim": 96,
     **dict.fromkeys(("intermediate_size", "intermediate_size_mlp"), 96),
     **dict.fromkeys(("sliding_window", "window_size", "attention_chunk_size"), WINDOW),
-    **dict.fromkeys((*LAYERS, *HEADS, *FOUR), 4),
-    **dict.fromkeys(TWO, 2),
+    **dict.fromkeys((*LAYERS, *HEADS, *FOUR, "num_key_value_heads"), 4),
+    **dict.fromkeys(FEW, 2),
     **dict.fromkeys(ONE, 1),
     **dict.fromkeys(WIDE, 64),
     **dict.fromkeys(HEAD, 16),
     **dict.fromkeys(THIN, 32),
     **dict.fromkeys(LONG, 256),
 }
-LEFT_OUT = ((), ("head_dim",), ("num_key_value_heads",), ("q_lora_rank",), ("sliding_window",))
+LEFT_OUT = ((), ("head_dim",), ("q_lora_rank",), ("sliding_window",))
 """Sizes that some configs do not take; tried in this order."""
 
 
