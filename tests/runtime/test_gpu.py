@@ -94,7 +94,6 @@ FP32, BF16 = torch.float32, torch.bfloat16
     ],
 )
 def test_attention_of_few_rows_equals_dense_attention(heads, kv_heads, rows, head_dim, dtype):
-    torch._dynamo.reset()
     generator = torch.Generator("cuda").manual_seed(heads * rows + head_dim)
     B, S, slots = 2, 200, 4
     anchors = torch.randint(S, (B, rows // slots), generator=generator, device="cuda").sort().values
