@@ -186,17 +186,17 @@ class Target(TargetOutline):
                 )
             outputs[layer] = hidden
 
-        handles = []
         for layer in layer_ids:
             if not 0 <= layer < self.num_layers:
                 raise ConfigError(
                     "layer_ids", layer, f"must be at least 0 and below {self.num_layers}"
                 )
-            handles.append(
-                self.layers[layer].register_forward_hook(
-                    lambda _module, _args, output, layer=layer: record(layer, output)
-                )
+        handles = [
+            self.layers[layer].register_forward_hook(
+                lambda _module, _args, output, layer=layer: record(layer, output)
             )
+            for layer in layer_ids
+        ]
         try:
             with torch.autocast(self.device.type, enabled=False):
                 yield outputs

@@ -67,6 +67,8 @@ def test_a_call_leaves_no_hook_behind(target):
     # Nor does one that fails within the model.
     with pytest.raises(IndexError):
         target.features(torch.tensor([[99]]), (1, 3))
+    with pytest.raises(ConfigError, match="layer_ids = 99"):
+        target.features(ids(1, 5), (1, 99))
     assert hooks(target) == before
 
 
