@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 
 from runtime.awake import wait_until
 from runtime.devices import Placement
-from runtime.errors import ConfigError, WorkerError, first_line
+from runtime.errors import BrokenCollectiveError, ConfigError, WorkerError, first_line
 from runtime.processes import POLL_S, Processes, single_process
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Pending:
         """Wait for it, on a GPU in the current stream only.
 
         Raises:
-            WorkerError: It broke off.
+            BrokenCollectiveError: It broke off.
         """
         _unless_broken(self._work.wait)
 
@@ -127,8 +127,8 @@ def _unless_broken(call: Callable[[], R]) -> R:
     try:
         return call()
     except RuntimeError as error:
-        raise WorkerError(
-            f"a collective broke off, since another rank is gone or stuck: {first_line(error)}"
+        raise BrokenCollectiveError(
+            f"a collective broke off, since another rank is gone: {first_line(error)}"
         ) from error
 
 
@@ -185,7 +185,7 @@ def _connect(store: Any, device: torch.device, rank: int, size: int) -> Any:
     try:
         return _backend(prefixed, device, rank, size)
     except RuntimeError as error:
-        raise WorkerError(
+        raise BrokenCollectiveError(
             f"rank {rank} cannot connect to the {size - 1} others: {first_line(error)}"
         ) from error
 

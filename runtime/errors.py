@@ -14,6 +14,7 @@ TrainingError                                                 exit 1
     NonFiniteError         (ArithmeticError)                  exit 1
     NothingLearnedError                                       exit 1
     WorkerError            (RuntimeError)                     exit 1
+        BrokenCollectiveError                                 exit 1
     ReplicaMismatchError   (RuntimeError)                     exit 1
 """
 
@@ -107,6 +108,10 @@ class NothingLearnedError(TrainingError):
 
 class WorkerError(TrainingError, RuntimeError):
     """A worker or feeder thread died; the first error is the cause."""
+
+
+class BrokenCollectiveError(WorkerError):
+    """A collective ended without its result; why, another rank knows."""
 
 
 class ReplicaMismatchError(TrainingError, RuntimeError):

@@ -17,7 +17,7 @@ from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
 from runtime.awake import wait_until
-from runtime.errors import ConfigError, WorkerError, first_line
+from runtime.errors import BrokenCollectiveError, ConfigError, WorkerError, first_line
 from runtime.meeting import JOIN_S, ask, look, meet
 from runtime.progress import say
 from runtime.pulse import Pulse
@@ -47,6 +47,9 @@ INSTEAD = (
 )
 POLL_S = 0.2
 """Between two looks at what other processes say."""
+CAUSE_S = 5.0
+"""How long a process that is dead may stay unnoticed after it broke a collective."""
+
 LEAVE_S = 10.0
 """How long process 0 stays for others that are through."""
 
@@ -136,11 +139,15 @@ class Processes:
         """Tell the others that this process fails.
 
         Returns:
-            None, or the failure of the process that failed before this one.
+            None, or why: another process failed before this one, or is dead.
         """
-        what = first_line(error)
-        first = self.put_first("failed", f"{self.rank}:{what}")
-        return self._failure(first)
+        cause = None
+        if isinstance(error, BrokenCollectiveError) and self.size > 1:
+            # What broke it is about to be known.
+            wait_until(lambda: self.failure() is not None, CAUSE_S)
+            cause = self.failure()
+        first = self.put_first("failed", f"{self.rank}:{first_line(cause or error)}")
+        return self._failure(first) or cause
 
     def failure(self) -> WorkerError | None:
         """What made another process fail, or that one is dead."""
