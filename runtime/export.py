@@ -186,18 +186,26 @@ def export_checkpoint(checkpoint: "Checkpoint", folder: Path) -> Path:
 
     Raises:
         CheckpointError: The checkpoint is damaged.
+        NothingLearnedError: Its weights are those that the run began with.
     """
     import torch
 
     from runtime.drafter import DrafterConfig
     from runtime.embedding import serving_note
+    from runtime.errors import NothingLearnedError
 
     published = dict(checkpoint.drafter)
     scale = torch.tensor(published.pop(FEATURE_SCALE), dtype=torch.float32, device="cpu")
     target = published.pop(TARGET, None)
+    state = checkpoint.load()
+    if "step" in state and state["step"] == 0:
+        raise NothingLearnedError(
+            f"nothing was learned up to step {checkpoint.step} of {checkpoint.folder}: its weights "
+            "are those that the run began with"
+        )
     weights = {
         name.removeprefix(MASTER): tensor
-        for name, tensor in checkpoint.load().items()
+        for name, tensor in state.items()
         if name.startswith(MASTER)
     }
     network = DrafterConfig.from_published(published)

@@ -352,14 +352,18 @@ class Command:
         self.pid = int(server.stdout.readline())
         self.lines = []
 
-    def signal_at(self, marker, number):
-        """Send a signal when the output shows the marker; gives the exit code."""
+    def send_at(self, marker, number):
+        """Send a signal when the output shows the marker."""
         until = time.monotonic() + 60
         while not (self.out.exists() and marker in self.out.read_text()):
             assert time.monotonic() < until, self.out.read_text()
             time.sleep(0.05)
-        sent = time.monotonic()
         os.kill(self.pid, number)
+
+    def signal_at(self, marker, number):
+        """Send a signal that ends the command when the output shows the marker; its exit code."""
+        self.send_at(marker, number)
+        sent = time.monotonic()
         code = self.end()
         assert time.monotonic() - sent < LIMIT_S
         return code
@@ -398,6 +402,24 @@ def test_a_signal_while_steps_run(server, root, number):
     rows = read_metrics(command.folder / "metrics.jsonl")
     assert rows[-1]["step"] == step
     assert f"{number.name}; the same command goes on from step {step}" in command.out.read_text()
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
+def test_usr1_is_noted_before_the_steps_and_then_saves_each_time_and_goes_on(server, root, devices):
+    settings = {"train.steps": 5000, "run.devices": devices}
+    command = Command(server, root, f"usr1-{devices}", "pause", **settings)
+    command.send_at("halted", signal.SIGUSR1)
+    command.send_at("step 4/5000", signal.SIGUSR1)
+    command.send_at("is saved; going on", signal.SIGUSR1)
+    command.send_at("step 40/5000", signal.SIGUSR1)
+    assert command.signal_at("step 60/5000", signal.SIGTERM) == 128 + signal.SIGTERM
+    said = command.out.read_text()
+    assert said.count("SIGUSR1: no steps run now, so there is nothing to save; going on") == 1
+    steps = [int(step) for step in re.findall(r"SIGUSR1: step (\d+) is saved; going on", said)]
+    first, second, third = steps
+    assert 4 < first < second
+    assert third > 40
+    assert command.saved[0] >= 60
 
 
 @SIGNALS

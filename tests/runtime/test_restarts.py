@@ -1,6 +1,5 @@
 """torchrun starts processes again after one was killed: the run goes on where it was saved last."""
 
-import json
 import os
 import re
 import signal
@@ -11,51 +10,31 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from maskgen.cli import main as maskgen
 from runtime.awake import wait_until
 from runtime.checkpoint import find_checkpoints
 from runtime.metrics import read_metrics
-from runtime.prepare import main as prepare
 from runtime.train import main as train
-from tests.runtime.test_train import RUN_FILE
+from tests.runtime.tiny_root import command, make_root, options
 from tests.runtime.tiny_run import losses
-from tests.runtime.tiny_text import byte_target
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
 STEPS = 100
 
 
-def run(command, *args, code=0):
-    done = CliRunner().invoke(command, list(map(str, args)))
-    assert done.exit_code == code, done.output
-    return done
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A run file with its target, data and masks, and the rows of a run that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("restarts")
-    target = byte_target()
-    target.model.save_pretrained(folder / "target")
-    target.tokenizer.save_pretrained(folder / "target")
-    prompts = [{"prompt": f"tell me {'more ' * (i % 4)}{i}"} for i in range(12)]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    (folder / "run.toml").write_text(RUN_FILE.format(root=folder))
-    run(prepare, "--config", folder / "run.toml")
-    run(maskgen, "build", folder / "run.toml")
-    run(train, *options(folder, "whole"), "--devices", "cpu,cpu")
+    """A run file with all that it needs, and the rows of a run that nothing disturbed."""
+    folder = make_root(tmp_path_factory.mktemp("restarts"))
+    command(train, *long_run(folder, "whole"), "--devices", "cpu,cpu")
     return folder
 
 
-def options(root, name):
+def long_run(root, name):
     # Nothing is saved on the way, unless it is asked for.
-    given = {"run.folder": root / name, "train.steps": STEPS, "train.log_every": 1}
-    given["train.save_every"] = 1000
-    settings = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
-    return ["--config", str(root / "run.toml"), *settings]
+    settings = {"train.steps": STEPS, "train.log_every": 1, "train.save_every": 1000}
+    return options(root, name, **settings)
 
 
 class Agents:
@@ -73,12 +52,12 @@ class Agents:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.launchers = []
         for errors in self.errors:
-            command = [sys.executable, *launch, "--max-restarts=1", "-m", "runtime.train"]
-            command += [*options(root, name), "--devices", ",".join(["cpu"] * share)]
+            arguments = [sys.executable, *launch, "--max-restarts=1", "-m", "runtime.train"]
+            arguments += [*long_run(root, name), "--devices", ",".join(["cpu"] * share)]
             with errors.open("w") as stream:
                 self.launchers.append(
                     subprocess.Popen(
-                        command,
+                        arguments,
                         stdout=subprocess.DEVNULL,
                         stderr=stream,
                         cwd=ROOT,

@@ -27,6 +27,7 @@ PHASES = {
     "none": None,
     "loading": (runtime.target.Target, "load", 60.0),
     "warm-up": (StaticStep, "warm_up", 60.0),
+    "pause": (runtime.target.Target, "load", 1.0),
     "save": (runtime.recorder, "save_checkpoint", 1.0),
     "export": (runtime.export, "save_published", 60.0),
 }
