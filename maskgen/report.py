@@ -152,7 +152,8 @@ def save_report(path: str | Path, page: str) -> None:
         OSError: The file cannot be written.
     """
     with naming(path):
-        Path(path).write_text(page, encoding="utf-8")
+        # The page names its cache, and a path on Linux need be no UTF-8.
+        Path(path).write_text(page, encoding="utf-8", errors="replace")
 
 
 def _cells(entry: MaskEntry, row: BuildRow, heads: int, head_dim: int) -> list[str]:

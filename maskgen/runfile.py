@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from maskgen.checks import check_known
+from maskgen.checks import check_known, nearest
 from maskgen.errors import MaskSpecError
 
 DEFAULT_CACHE = "build/masks.zarr"
 """Where the cache is when neither an option nor a run file says."""
+
+SECTIONS = ("run", "target", "data", "masks", "drafter", "train", "evaluate")
+"""Of a run file; only ``[masks]`` is read here, and a setting of another name is a slip."""
 
 _SECTION_KEYS = ("cache", "BLOCK_SIZE", "entry")
 
@@ -46,6 +49,13 @@ def _apply(document: dict[str, Any], setting: str) -> None:
     *tables, key = where.strip().split(".")
     if not separator or not tables or not all([*tables, key]):
         raise MaskSpecError("--set", setting, "must read section.key=value")
+    try:
+        setting.encode()
+    except UnicodeEncodeError as error:
+        # Prepared data could be written below such a path, and not read again: safetensors.
+        raise MaskSpecError("--set", setting, "must be UTF-8, paths too") from error
+    if tables[0] not in document and tables[0] not in SECTIONS:
+        raise MaskSpecError("--set", setting, f"section {nearest(tables[0], SECTIONS)}")
     table = document
     for depth, name in enumerate(tables, start=1):
         table = table.setdefault(name, {})

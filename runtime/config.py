@@ -5,6 +5,7 @@ a default; an unknown section or key is refused with the nearest valid name.
 ``--set section.key=value`` on a command overrides one key (``maskgen.runfile``).
 """
 
+import ctypes
 import dataclasses
 import difflib
 import json
@@ -286,16 +287,18 @@ def _parse_value(where: str, value: Any, hint: Any) -> Any:
         raise ConfigError(where, value, f"must be of type {hint.__name__}")
     if where in CHOICES and value not in CHOICES[where]:
         raise ConfigError(where, value, f"must be one of {', '.join(CHOICES[where])}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(where, value, "must be finite")
+    # As the step has it, in float32: there 1e300 is infinite, 1e-300 is 0 and 0.99999999 is 1.
+    meant = ctypes.c_float(value).value if isinstance(value, float) else value
+    if isinstance(meant, float) and not math.isfinite(meant):
+        raise ConfigError(where, value, "must be finite in float32")
     if where in MINIMUM and value < MINIMUM[where]:
         raise ConfigError(where, value, f"must be at least {MINIMUM[where]}")
     if where in MAXIMUM and value > MAXIMUM[where]:
         raise ConfigError(where, value, f"must be at most {MAXIMUM[where]}")
-    if where in ABOVE_ZERO and value <= 0:
-        raise ConfigError(where, value, "must be above 0")
-    if where in BELOW_ONE and value >= 1:
-        raise ConfigError(where, value, "must be below 1")
+    if where in ABOVE_ZERO and meant <= 0:
+        raise ConfigError(where, value, "must be above 0 in float32")
+    if where in BELOW_ONE and meant >= 1:
+        raise ConfigError(where, value, "must be below 1 in float32")
     return value
 
 

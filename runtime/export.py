@@ -110,7 +110,7 @@ def save_published(
         The folder.
 
     Raises:
-        CheckpointError: The weights are not exactly those of ``config``.
+        CheckpointError: The weights are not exactly those of ``config``, or not finite.
     """
     import torch
     from safetensors.torch import save_file
@@ -127,6 +127,7 @@ def save_published(
         # Folded before rounding, so that the served weight is rounded once.
         folded = fold_feature_scale(weights["fc.weight"].detach().float(), feature_scale)
         published["fc.weight"] = folded.to("cpu", torch.bfloat16).contiguous()
+    _check_finite("the weights to publish", published)
     replace_files(
         where,
         {
@@ -156,7 +157,7 @@ def load_published(
 
     Raises:
         CheckpointError: A file is missing, unreadable or says what the network here does not do,
-            or the weights are not exactly those that the config names.
+            or the weights are not exactly those that the config names, or not finite.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -175,6 +176,7 @@ def load_published(
     other = sorted({str(t.dtype) for t in weights.values()} - SERVED_DTYPES)
     if other:
         raise CheckpointError(f"{path} must hold floats of 16 or 32 bits, found {', '.join(other)}")
+    _check_finite(str(path), weights)
     drafter = Drafter(config, device="meta")
     drafter.to_empty(device="cpu").to(dtype or weights["fc.weight"].dtype)
     drafter.load_state_dict(weights)
@@ -230,7 +232,6 @@ def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":
 
 
 def _check_weights(what: str, config: "DrafterConfig", weights: "Mapping[str, Tensor]") -> None:
-
     from runtime.drafter import Drafter
     from runtime.errors import CheckpointError
 
@@ -243,6 +244,17 @@ def _check_weights(what: str, config: "DrafterConfig", weights: "Mapping[str, Te
             f"{what} must be the {len(wanted)} tensors that the drafter's config names; "
             f"{len(wrong)} differ, first {wrong[0]}: expected {wanted.get(wrong[0], 'none')}, "
             f"found {found.get(wrong[0], 'none')}"
+        )
+
+
+def _check_finite(what: str, weights: "Mapping[str, Tensor]") -> None:
+    from runtime.errors import CheckpointError
+
+    broken = next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
+    if broken is not None:
+        raise CheckpointError(
+            f"{what} must be finite, and {broken} is not: its training broke down; train it again, "
+            "with a smaller train.lr"
         )
 
 

@@ -74,7 +74,7 @@ def _read(path: Path, shown: Progress | None) -> str:
 
 
 def _memory(state: State) -> Path:
-    return user_cache() / "digests" / f"{sha256_hex(str(state[0]).encode())[:32]}.json"
+    return user_cache() / "digests" / f"{sha256_hex(os.fsencode(str(state[0])))[:32]}.json"
 
 
 def _record(state: State, digest: str) -> dict[str, object]:

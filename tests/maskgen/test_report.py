@@ -1,5 +1,6 @@
 """The report: its figures by hand, and a page that stands alone."""
 
+import os
 import re
 from pathlib import Path
 
@@ -93,6 +94,11 @@ def test_a_page_is_written_or_the_file_is_named(tmp_path):
     assert (tmp_path / "page.html").read_text() == "<p>"
     with pytest.raises(OSError, match=r"none/page\.html"):
         save_report(tmp_path / "none" / "page.html", "<p>")
+
+
+def test_a_page_about_a_cache_whose_path_is_no_utf_8(tmp_path):
+    save_report(tmp_path / "page.html", os.fsdecode(b"<p>caf\xe9.zarr"))
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "<p>caf?.zarr"
 
 
 def test_the_page_does_not_scroll_sideways_and_its_legend_stands_alone(store):

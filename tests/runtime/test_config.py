@@ -1,7 +1,9 @@
+import os
 from datetime import date
 
 import pytest
 
+from maskgen.runfile import SECTIONS
 from runtime.config import parse_config, read_config
 from runtime.errors import ConfigError
 
@@ -10,6 +12,10 @@ def test_the_demo_run_file_is_read():
     config = read_config("configs/demo.toml")
     assert config.target.model == "smollm2-135m"
     assert config.cache == "build/masks.zarr"
+
+
+def test_the_sections_are_those_that_settings_may_name():
+    assert list(parse_config({}).as_dict()) == list(SECTIONS)
 
 
 def test_defaults_fill_what_a_file_leaves_out():
@@ -38,6 +44,10 @@ def test_defaults_fill_what_a_file_leaves_out():
         ({"train": {"lr": float("nan")}}, "must be finite"),
         ({"train": {"lr": float("inf")}}, "must be finite"),
         ({"train": {"beta2": 1.5}}, "must be below 1"),
+        # What float32 makes of them is what a step would train with.
+        ({"train": {"lr": 1e-60}}, "lr = 1e-60: must be above 0 in float32"),
+        ({"train": {"weight_decay": 4e38}}, r"weight_decay = 4e\+38: must be finite in float32"),
+        ({"train": {"beta1": 1 - 1e-9}}, "must be below 1 in float32"),
         ({"run": {"seed": -1}}, "must be at least 0"),
         ({"run": {"threads": 99_999_999}}, "must be at most 1024"),
         ({"train": {"steps": 1 << 64}}, "must be at most 1000000000"),
@@ -99,6 +109,21 @@ def test_a_malformed_override_is_refused(tmp_path, override):
     path.write_text("")
     with pytest.raises(ConfigError, match=r"must read section\.key=value"):
         read_config(path, [override])
+
+
+def test_a_setting_of_no_section_is_refused(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nsteps = 3\n")
+    message = r"drafters\.num_layers=2': section is unknown; did you mean 'drafter'\?"
+    with pytest.raises(ConfigError, match=message):
+        read_config(path, ["drafters.num_layers=2"])
+
+
+def test_a_setting_that_is_no_utf_8_is_refused(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match="must be UTF-8"):
+        read_config(path, [os.fsdecode(b"data.folder=caf\xe9")])
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path):

@@ -121,6 +121,23 @@ def test_other_weights_are_not_published(network, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_of_a_training_that_broke_down_are_neither_written_nor_read(
+    network, tmp_path, value
+):
+    weights = make_drafter(network).state_dict()
+    folder = save_published(tmp_path, network, weights)
+    weights["norm.weight"][3] = value
+    with pytest.raises(CheckpointError, match=r"must be finite, and norm\.weight is not"):
+        save_published(tmp_path / "out", network, weights)
+    assert not (tmp_path / "out").exists()
+    written = load_file(folder / "model.safetensors")
+    written["norm.weight"][3] = value
+    save_file(written, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors must be finite"):
+        load_published(folder)
+
+
 def test_missing_folder(tmp_path):
     (tmp_path / "file").touch()
     for name in ("none", "file"):

@@ -49,6 +49,15 @@ def test_a_file_is_read_whole_once_and_then_remembered(tmp_path, reads, monkeypa
     assert len(reads) == 2
 
 
+def test_a_path_need_be_no_utf_8(tmp_path, reads, monkeypatch):
+    path = tmp_path / os.fsdecode(b"caf\xe9")
+    path.write_bytes(b"x")
+    assert sha256_of_files([path]) == [plain(b"x")]
+    another_process(monkeypatch)
+    assert sha256_of_files([path]) == [plain(b"x")]
+    assert len(reads) == 1
+
+
 def test_a_change_of_one_byte_is_seen_whatever_the_times_say(tmp_path, reads, monkeypatch):
     path = tmp_path / "weights"
     path.write_bytes(bytes(5 << 20))
