@@ -130,8 +130,8 @@ def naming(path: str | Path) -> Iterator[None]:
     """Let what the block raises name the file that it is about.
 
     The system names a file that it cannot open, and none that it cannot write on to. An ``OSError``
-    gets the path where it has none, any other error a note. What the system said to safetensors
-    becomes an ``OSError`` again.
+    gets the path where it has none, any other error a note. What the system said to a library in
+    Rust, as safetensors and tokenizers are, becomes an ``OSError`` again.
     """
     try:
         yield
@@ -140,7 +140,7 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
     except Exception as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
-        if type(error).__name__ == "SafetensorError" and number is not None:
+        if number is not None:
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
         error.add_note(f"in {path}")
         raise

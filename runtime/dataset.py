@@ -36,6 +36,7 @@ LIKE: Mapping[str, Any] = {
     "layer_ids": [1],
     "feature_scale": [1.0],
     "target": {"name": "a", "digest": "0"},
+    "template": {"chat_template": "target", "keywords": {}},
     "counts": {},
     "dropped": {},
     "noted": {},
@@ -43,8 +44,8 @@ LIKE: Mapping[str, Any] = {
     "split": {},
 }
 """Of which kinds the values of ``meta.json`` are that are read again."""
-MAY_LACK = {"counts", "dropped", "noted", "places", "split"}
-"""What no run needs: ``runtime.prepare`` writes it for itself."""
+MAY_LACK = {"template", "counts", "dropped", "noted", "places", "split"}
+"""What ``runtime.prepare`` writes and no run needs."""
 PREPARE = "run: python -m runtime.prepare --config FILE"
 
 
@@ -201,6 +202,8 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
             f"{folder / META} must be of format {FORMAT}, found {found!r}; {PREPARE}"
         )
     wrong = _unlike(meta, LIKE, "")
+    if wrong is None and len(meta["feature_scale"]) != len(meta["layer_ids"]):
+        wrong = "feature_scale has not a number for each of layer_ids"
     if wrong is not None:
         raise DatasetError(f"{folder / META} must be as it was written: {wrong}; {PREPARE}")
     return meta

@@ -152,7 +152,8 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     check_kind(path)
     try:
-        found = json.loads(path.read_bytes())
+        # As transformers does, which passes over a generation config in any other encoding.
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"it must be JSON, and is not ({error})") from error
     if not isinstance(found, dict):

@@ -210,6 +210,31 @@ def test_meta_that_is_no_table(folder):
         read_meta(folder)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "wrong"),
+    [
+        *((key, None, f"has no '{key}'") for key in (*META, "sha256")),
+        ("target", {"name": "a"}, "target has no 'digest'"),
+        ("target", {"name": "a", "digest": 7}, "target.digest is 7, not like '0'"),
+        ("layer_ids", "13", "layer_ids is '13', not like "),
+        ("layer_ids", [1, "3"], r"layer_ids\[1\] is '3'"),
+        ("feature_scale", [0.5, True], r"feature_scale\[1\] is True"),
+        ("feature_scale", [0.5], "has not a number for each of layer_ids"),
+        ("context", 6.5, "context is 6.5"),
+        ("counts", [], r"counts is \[\], not like {}"),
+        ("template", {"keywords": {}}, "template has no 'chat_template'"),
+    ],
+)
+def test_meta_of_another_shape_is_refused(folder, key, value, wrong):
+    meta = json.loads((folder / "meta.json").read_text())
+    meta[key] = value
+    if value is None:
+        del meta[key]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(DatasetError, match=rf"meta\.json must be as it was written: .*{wrong}"):
+        Dataset.open(folder, "train")
+
+
 def test_torn_meta(folder):
     (folder / "meta.json").write_text('{"format": 1')
     with pytest.raises(DatasetError, match=r"meta\.json cannot be read"):

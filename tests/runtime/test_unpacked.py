@@ -5,6 +5,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from runtime import unpacked
 from runtime.target import Target
 from runtime.target_files import find_target
+from tests.full_disk import full_disk
 from tests.runtime.tiny_llama import tiny_model, tiny_tokenizer
 
 
@@ -76,6 +77,21 @@ def test_a_cache_that_cannot_be_written_costs_time_only(gguf, tmp_path, capsys):
     assert (
         "no copy of model.gguf is kept, so each start unpacks it again" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("room", [0, 1024, 4096])
+def test_a_full_disk_costs_time_only(gguf, capsys, room):
+    file, read = gguf
+    with full_disk(room):
+        target = Target.load(file)
+    assert torch.equal(target.embed_weight, tiny_model().get_input_embeddings().weight)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "no copy" in line]
+    assert "File too large: '/" in line
+    assert not [path for path in unpacked.copies().iterdir() if path.suffix != ".json"]
+    before = len(read)
+    Target.load(file)
+    Target.load(file)
+    assert len(read) == before + 1, "the copy is made once there is room"
 
 
 def test_a_large_file_is_read_where_it_is(gguf, monkeypatch, tmp_path):
