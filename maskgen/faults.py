@@ -23,6 +23,8 @@ LESS = (
     "close other programs, or ask for less: fewer anchors, shorter contexts, a smaller batch or "
     "target"
 )
+NO_MEMORY = r"an(no|')t allocate memory|out of memory|failed to map segment"
+"""What torch and the loader of its libraries say."""
 UNREADABLE = (
     *("SafetensorError", "JSONDecodeError", "TOMLDecodeError", "UnicodeDecodeError", "BadZipFile"),
     *("BadGzipFile", "LZMAError", "EOFError", "UnpicklingError", "ParserError", "ArrowInvalid"),
@@ -32,7 +34,7 @@ UNREADABLE = (
 those of zlib, struct, csv and binascii."""
 KINDS: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
     (("MemoryError", "OutOfMemoryError"), "", "out of memory", LESS),
-    (("RuntimeError",), r"can't allocate memory|out of memory", "out of memory", LESS),
+    (("RuntimeError", "ImportError"), NO_MEMORY, "out of memory", LESS),
     (("RecursionError",), "", "something is nested too deeply", "see what it reads"),
     (
         ("AcceleratorError", "DeferredCudaCallError"),
@@ -137,11 +139,11 @@ def _of_library(error: BaseException) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     where = "the output" if _is_of_output(error) else _place(error)
     text = _message(error)
-    if isinstance(error, ImportError):
-        return _of_import(error, where)
     for kinds, pattern, what, helps in KINDS:
         if not names.isdisjoint(kinds) and re.search(pattern, text):
             return f"{what}: {text} ({where}); {helps}"
+    if isinstance(error, ImportError):
+        return _of_import(error, where)
     library = type(error).__module__.partition(".")[0]
     if library not in ("builtins", *_OURS):
         return f"{library} fails: {_named(error)} ({where}); --debug shows the traceback"

@@ -123,6 +123,7 @@ ERRORS = {
         "the package s3fs_of_another_world is not installed.*pip install s3fs_of_another_world$",
     ),
     "library": (ImportError("libcudart.so.13: cannot open"), "libcudart.*packages again$"),
+    "no room for it": (ImportError("x.so: failed to map segment"), "out of memory: x.so.*; close"),
     "nested": (raised(json.loads, "[" * 100_000), "nested too deeply: .*; see what it reads"),
     # of ours
     "data": (DatasetError("no data"), "no data$"),
