@@ -3,11 +3,14 @@
 ``FOLDER/{target digest}-{dtype}.jsonl``, one line a batch: ``{"format": 1, "sha256": ...,
 "answers": [{"prompt": ..., "tokens": [...], "ended": ...}]}``. A prompt is the SHA-256 of its token
 ids; the line's digest is of target, dtype and answers as canonical JSON, so that neither damage nor
-another target's line is ever taken. Lines are only added, each in one write, and a line that cannot
-be used is passed over: its prompts are answered again. A batch is kept whole or not at all, so what
-is left of a run that was stopped is batched as it would have been.
+another target's line is ever taken. Lines are only added, each in one write, and one process at a
+time where the file system has locks. A line that cannot be used is passed over: its prompts are
+answered again. A batch is kept whole or not at all, so what is left of a run that was stopped is
+batched as it would have been.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -15,9 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cache.atomic import sync_folder
 from runtime.answers import Answer
 from runtime.errors import DatasetError
 from runtime.progress import say
+from runtime.sealed import json_digest
 
 FORMAT = 1
 
@@ -87,12 +92,18 @@ class AnswerStore:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+", buffering=0) as stream:
+                # The lock ends with the file. Without one a line may be torn, which is seen.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(stream, fcntl.LOCK_EX)
+                size = stream.seek(0, os.SEEK_END)
                 # A line that was torn is ended first, so that it costs no other.
-                if stream.tell() and os.pread(stream.fileno(), 1, stream.tell() - 1) != b"\n":
+                if line and size and os.pread(stream.fileno(), 1, size - 1) != b"\n":
                     line = b"\n" + line
-                while line:
-                    line = line[os.write(stream.fileno(), line) :]
+                while os.write(stream.fileno(), line) < len(line):
+                    line = b"\n" + line
                 os.fsync(stream.fileno())
+            if not size:
+                sync_folder(self.path.parent)
         except OSError as error:
             raise DatasetError(
                 f"{self.path} must take the answers ({error.strerror}); make room, or set [data] "
@@ -136,8 +147,7 @@ class AnswerStore:
         return kept
 
     def _digest(self, kept: Any) -> str:
-        text = json.dumps([*self._whose, kept], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return json_digest([*self._whose, kept])
 
 
 class _UnusableError(Exception):

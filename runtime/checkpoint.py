@@ -1,69 +1,32 @@
-"""Training state on disk: whole or not at all, with a digest, resumed from the newest good one.
+"""The checkpoints of a run, in one folder: saved, found, resumed from, dropped.
 
-A checkpoint is a folder ``step-000500`` with ``state.safetensors`` (fp32 masters, moments,
-counters) and ``meta.json`` (step, fingerprint of the run, digest of the state file).
+One process at a time writes there. What appears is whole, what goes is renamed aside first, and
+only what is whole costs an older one its place.
 """
 
-import hashlib
-import json
+import contextlib
+import fnmatch
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cache.atomic import move_folder, staging_folder, temp_prefix, write_synced
+from cache.atomic import move_folder, staging_folder, temp_prefix
 from cache.causes import naming, why
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, LaterFormatError
+from runtime.progress import say
+from runtime.saved_state import Checkpoint, folder_name, read_checkpoint, write_checkpoint
 
-FORMAT = 1
-STATE_FILE = "state.safetensors"
-META_FILE = "meta.json"
+R = TypeVar("R")
 
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One saved state, found but not read."""
-
-    folder: Path
-    step: int
-    """Finished steps."""
-    fingerprint: str
-    """What shaped the run; a resume needs the same."""
-    sha256: str
-    """Of the state file."""
-    drafter: Mapping[str, Any]
-    """The network's published config, with ``feature_scale`` beside it."""
-
-    def load(self) -> dict[str, Tensor]:
-        """Read the state, checking its digest.
-
-        Raises:
-            CheckpointError: The file is missing, cut or changed.
-        """
-        path = self.folder / STATE_FILE
-        try:
-            found = file_digest(path)
-            if found != self.sha256:
-                raise CheckpointError(
-                    f"{path} is damaged: its SHA-256 must be {self.sha256[:12]}..., found "
-                    f"{found[:12]}..."
-                )
-            state: dict[str, Tensor] = load_file(path)
-            return state
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+NAME = re.compile(r"step-(\d{8,})")
+REPLACED = "replaced"
+"""Where in a staging folder the checkpoint lies whose place another takes."""
 
 
 def save_checkpoint(
@@ -78,101 +41,122 @@ def save_checkpoint(
     """Write one checkpoint beside the others and drop the oldest over ``keep``.
 
     Args:
-        root: Folder of all checkpoints.
+        root: Folder of all checkpoints, or a link to it.
         state: Tensors on the CPU.
         step: Finished steps.
         fingerprint: What shaped the run.
         drafter: What an export needs beside the weights.
-        keep: Checkpoints kept.
+        keep: Good checkpoints of this run kept; what is older goes, damaged or not.
 
     One process at a time saves in a folder; what a killed one left half written is removed.
 
     Raises:
         CheckpointError: The disk refuses; what was there stays.
     """
-    target = root / f"step-{step:08d}"
+    target = root / folder_name(step)
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob(f"{temp_prefix(root / 'step-*')}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        heal(root)
+        # Of a link that leads nowhere yet, what it names is made.
+        Path(os.path.realpath(root)).mkdir(parents=True, exist_ok=True)
         with naming(target), staging_folder(target) as staging:
             folder = staging / target.name
-            folder.mkdir()
-            save_file(
-                {name: tensor.contiguous() for name, tensor in state.items()}, folder / STATE_FILE
-            )
-            with (folder / STATE_FILE).open("rb") as file:
-                os.fsync(file.fileno())
-            meta = {
-                "format": FORMAT,
-                "step": step,
-                "fingerprint": fingerprint,
-                "drafter": dict(drafter),
-                "sha256": file_digest(folder / STATE_FILE),
-            }
-            write_synced(folder / META_FILE, json.dumps(meta, indent=1).encode())
-            if target.exists():
-                shutil.rmtree(target)
-            move_folder(folder, target)
+            write_checkpoint(folder, state, step=step, fingerprint=fingerprint, drafter=drafter)
+            _place(folder, target, staging / REPLACED)
     except (OSError, SafetensorError) as error:
         what, helps = why(error, str(target))
         raise CheckpointError(
             f"cannot save {target}: {what}; {helps}, then run the same command again: it goes on "
             "from the newest checkpoint"
         ) from error
-    for old in find_checkpoints(root)[keep:]:
-        shutil.rmtree(old.folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        _drop_oldest(root, target, fingerprint, keep)
     return target
 
 
-def find_checkpoints(root: Path) -> list[Checkpoint]:
-    """Complete checkpoints, newest first; folders without a readable ``meta.json`` are not."""
+def check_writable(root: Path) -> None:
+    """Refuse now what ``save_checkpoint`` would refuse once steps are done.
+
+    Raises:
+        CheckpointError: The folder is there, or a link to it, and cannot be written.
+    """
+    if not os.path.lexists(root):
+        return
+    try:
+        Path(os.path.realpath(root)).mkdir(parents=True, exist_ok=True)
+        with staging_folder(root / folder_name(0)) as staging:
+            (staging / "made").mkdir()
+            move_folder(staging / "made", staging / "moved")
+    except OSError as error:
+        raise _unwritable(root, error) from error
+
+
+def find_checkpoints(root: Path, report: Callable[[str], None] = say) -> list[Checkpoint]:
+    """Checkpoints whose ``meta.json`` is whole, newest first.
+
+    Args:
+        root: Folder of all checkpoints.
+        report: Takes a line for each that is passed over.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+        LaterFormatError: One is of a later release, which this one must not pass over.
+    """
     found = []
-    for folder in root.glob("step-*") if root.is_dir() else ():
+    try:
+        folders = _folders(root)
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be read ({error.strerror})") from error
+    for folder in folders:
         try:
-            meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
-            if meta["format"] != FORMAT:
-                continue
-            found.append(
-                Checkpoint(
-                    folder,
-                    int(meta["step"]),
-                    str(meta["fingerprint"]),
-                    str(meta["sha256"]),
-                    dict(meta["drafter"]),
-                )
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
+            found.append(read_checkpoint(folder))
+        except CheckpointError as error:
+            _pass_over(error, report)
+    return found
 
 
-def find_finished(root: Path, fingerprint: str, steps: int) -> Checkpoint | None:
-    """The checkpoint of this run's last step, if the run came that far."""
-    for checkpoint in find_checkpoints(root):
-        if checkpoint.fingerprint == fingerprint and checkpoint.step >= steps:
-            return checkpoint
+def newest_good(
+    checkpoints: list[Checkpoint],
+    use: Callable[[Checkpoint], R],
+    report: Callable[[str], None] = say,
+) -> R | None:
+    """What ``use`` makes of the first checkpoint that it does not refuse.
+
+    Args:
+        checkpoints: In the order in which they are tried.
+        use: Raises a ``CheckpointError`` where one is damaged.
+        report: Takes a line for each that is passed over.
+    """
+    for checkpoint in checkpoints:
+        try:
+            return use(checkpoint)
+        except CheckpointError as error:
+            _pass_over(error, report)
     return None
 
 
-def latest_state(
+def own_checkpoints(
     root: Path,
     fingerprint: str,
     report: Callable[[str], None],
     what_differs: Callable[[str], str],
-) -> tuple[int, dict[str, Tensor]] | None:
-    """The newest good state of this run, and its step; a damaged one is reported and passed over.
+) -> list[Checkpoint]:
+    """The checkpoints of this run, newest first; what a killed one left is put in order before.
 
     Args:
-        root: Folder of all checkpoints.
+        root: Folder of all checkpoints; no other process may write there.
         fingerprint: What shapes this run.
-        report: Takes a line for the user.
+        report: Takes a line for each that is passed over.
         what_differs: Fingerprint of another run -> what differs between the two, in words.
 
     Raises:
-        CheckpointError: The folder holds checkpoints, and they are of another run.
+        CheckpointError: The folder cannot be read or written, or all are of another run.
+        LaterFormatError: As ``find_checkpoints``.
     """
-    checkpoints = find_checkpoints(root)
+    try:
+        heal(root)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    checkpoints = find_checkpoints(root, report)
     ours = [item for item in checkpoints if item.fingerprint == fingerprint]
     if checkpoints and not ours:
         raise CheckpointError(
@@ -180,9 +164,124 @@ def latest_state(
             f"{what_differs(checkpoints[0].fingerprint)}; use --fresh to start over there, or "
             "another run.folder"
         )
-    for checkpoint in ours:
+    return ours
+
+
+def has_checkpoints(root: Path) -> bool:
+    """Whether there is any checkpoint, good or not.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    return bool(_folders(root))
+
+
+def remove_checkpoints(root: Path) -> None:
+    """Forget all checkpoints, the newest last: a run that is killed meanwhile goes on from it.
+
+    Args:
+        root: Their folder, or a link to it, which stays.
+
+    Raises:
+        CheckpointError: The disk refuses.
+    """
+    try:
+        for folder in reversed(_folders(root)):
+            _remove(folder)
+        for left in _leftovers(root):
+            shutil.rmtree(left)
+    except OSError as error:
+        what, helps = why(error, str(root))
+        raise CheckpointError(f"cannot remove {root}: {what}; {helps}") from error
+
+
+def heal(root: Path) -> None:
+    """Put into place what a killed save left whole, and remove what it left half written.
+
+    Raises:
+        OSError: The folder cannot be read or written.
+    """
+    for left in _leftovers(root):
+        place = root / left.name[1:].partition(".")[0]
+        for folder in (left / place.name, left / REPLACED / place.name):
+            if not place.exists() and _is_good(folder):
+                move_folder(folder, place)
+        shutil.rmtree(left)
+
+
+def _place(folder: Path, target: Path, replaced: Path) -> None:
+    """Rename a new checkpoint into place; what is there is renamed aside, never removed before."""
+    if not os.path.lexists(target):
+        move_folder(folder, target)
+        return
+    replaced.mkdir()
+    aside = replaced / target.name
+    target.rename(aside)
+    try:
+        move_folder(folder, target)
+    except OSError:
+        aside.rename(target)
+        raise
+
+
+def _drop_oldest(root: Path, newest: Path, fingerprint: str, keep: int) -> None:
+    good = 0
+    for folder in _folders(root):
         try:
-            return checkpoint.step, checkpoint.load()
-        except CheckpointError as error:
-            report(f"passing over a checkpoint: {error}")
-    return None
+            ours = read_checkpoint(folder).fingerprint == fingerprint
+        except CheckpointError:
+            ours = False
+        except LaterFormatError:
+            continue
+        if good < keep:
+            # Only what is whole may cost an older one its place.
+            good += ours and _is_good(folder)
+        elif folder != newest:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    # Aside first: what is half removed is never taken for a checkpoint.
+    with staging_folder(folder) as staging:
+        folder.rename(staging / "removed")
+
+
+def _is_good(folder: Path) -> bool:
+    try:
+        read_checkpoint(folder).check()
+    except (CheckpointError, LaterFormatError):
+        return False
+    return True
+
+
+def _folders(root: Path) -> list[Path]:
+    """Folders that are named as checkpoints are, the furthest step first."""
+    names = [name for name in _names(root) if NAME.fullmatch(name)]
+    return [root / name for name in sorted(names, key=_step, reverse=True)]
+
+
+def _leftovers(root: Path) -> list[Path]:
+    """Staging folders of saves and removals that were killed."""
+    pattern = f"{temp_prefix(root / 'step-*')}*"
+    return [root / name for name in sorted(_names(root)) if fnmatch.fnmatch(name, pattern)]
+
+
+def _names(root: Path) -> list[str]:
+    # Path.glob would find nothing, silently, in a folder that may not be listed.
+    try:
+        return [path.name for path in root.iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+def _unwritable(root: Path, error: OSError) -> CheckpointError:
+    what, helps = why(error, str(root))
+    return CheckpointError(f"{root} must take checkpoints: {what}; {helps}")
+
+
+def _step(name: str) -> int:
+    return int(name.partition("-")[2])
+
+
+def _pass_over(error: CheckpointError, report: Callable[[str], None]) -> None:
+    report(f"passing over a checkpoint: {error}")

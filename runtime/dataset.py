@@ -1,19 +1,17 @@
-"""A folder of tokenised samples: written by ``runtime.prepare``, read by training and evaluation.
+"""Tokenised samples in a folder: written by ``runtime.prepare``, read by training and evaluation.
 
-``meta.json`` describes the folder. ``{split}.safetensors`` holds every token of a split end to
-end: ``input_ids`` int32 ``[T]``, ``loss_mask`` uint8 ``[T]``, ``prompt_lens`` int32 ``[n]`` and
-``offsets`` int64 ``[n + 1]``, and, where ``runtime.prepare`` wrote it, what another split is made
-from: ``identities`` uint8 ``[n, 32]``, ``files`` int32 ``[n]`` and ``indices`` int64 ``[n]``.
+``{split}.safetensors`` holds every token of a split end to end: ``input_ids`` int32 ``[T]``,
+``loss_mask`` uint8 ``[T]``, ``prompt_lens`` int32 ``[n]`` and ``offsets`` int64 ``[n + 1]``, and,
+where ``runtime.prepare`` wrote it, what another split is made from: ``identities`` uint8
+``[n, 32]``, ``files`` int32 ``[n]`` and ``indices`` int64 ``[n]``.
 ``{split}.features.safetensors`` holds the target's hidden states beside them, ``features`` bfloat16
-``[T, K * H]``, where they are stored. ``meta.json`` names the SHA-256 of every such file, and
-opening a split checks those of its own.
+``[T, K * H]``, where they are stored. ``runtime.data_folder`` says how the files are named and
+replaced.
 """
 
-import hashlib
-import json
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +20,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from runtime.data_folder import (
+    META,
+    PREPARE,
+    SPLITS,
+    checked_path,
+    path_of,
+    read_meta,
+    replace_data,
+    state_of,
+)
 from runtime.errors import DatasetError
 
-FORMAT = 1
-SPLITS = ("train", "heldout")
-META = "meta.json"
-FILES = {META, *(f"{split}{kind}.safetensors" for split in SPLITS for kind in ("", ".features"))}
-"""Everything that a folder may hold."""
-LIKE: Mapping[str, Any] = {
-    "sha256": {},
-    "features": "online",
-    "context": 64,
-    "layer_ids": [1],
-    "feature_scale": [1.0],
-    "target": {"name": "a", "digest": "0"},
-    "template": {"chat_template": "target", "keywords": {}},
-    "counts": {},
-    "dropped": {},
-    "noted": {},
-    "places": {},
-    "split": {},
-}
-"""Of which kinds the values of ``meta.json`` are that are read again."""
-MAY_LACK = {"template", "counts", "dropped", "noted", "places", "split"}
-"""What ``runtime.prepare`` writes and no run needs."""
-PREPARE = "run: python -m runtime.prepare --config FILE"
+LOOKS = 5
+"""Times a folder is read again because another process replaces the data meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -82,8 +69,8 @@ class Dataset:
         self._arrays = arrays
         self._offsets: list[int] = arrays["offsets"].tolist()
         self._features: Any = None
-        path = folder / f"{split}.features.safetensors"
         if meta["features"] == "stored" and len(self):
+            path = path_of(folder, f"{split}.features.safetensors", meta)
             try:
                 opened: Any = safe_open(path, framework="pt")
                 self._features = opened.get_slice("features")
@@ -101,24 +88,14 @@ class Dataset:
         """Open ``train`` or ``heldout``.
 
         Raises:
-            DatasetError: The folder is missing, of another format, or damaged. Every byte of the
-                split is read to tell, features too.
+            DatasetError: The folder is missing or damaged. Every byte of the split is read to
+                tell, features too.
+            LaterFormatError: It is of a later release.
         """
-        folder = Path(folder)
-        meta = read_meta(folder)
-        if meta is None:
-            raise DatasetError(f"{folder} holds no prepared data (no {META}); {PREPARE}")
         if split not in SPLITS:
             raise DatasetError(f"a split must be one of {', '.join(SPLITS)}, found {split!r}")
-        path = folder / f"{split}.safetensors"
-        _check_digest(path, meta)
-        try:
-            arrays = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise DatasetError(f"{path} cannot be read ({error}); {PREPARE}") from error
-        if meta["features"] == "stored" and arrays["offsets"].numel() > 1:
-            _check_digest(folder / f"{split}.features.safetensors", meta)
-        return cls(folder, split, meta, arrays)
+        (found,) = _open(Path(folder), (split,))
+        return found
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -184,48 +161,39 @@ class Dataset:
             )
 
 
-def read_meta(folder: Path) -> dict[str, Any] | None:
-    """The parsed ``meta.json`` of a folder; None when there is none.
+def open_splits(folder: str | Path) -> tuple[Dataset, ...]:
+    """Open all of ``SPLITS``, of one dataset though another takes its place meanwhile.
 
     Raises:
-        DatasetError: It is no JSON, or of another format version.
+        DatasetError: As ``Dataset.open``.
+        LaterFormatError: As ``Dataset.open``.
     """
+    return _open(Path(folder), SPLITS)
+
+
+def _open(folder: Path, splits: Sequence[str]) -> tuple[Dataset, ...]:
+    for _ in range(LOOKS):
+        state = state_of(folder)
+        try:
+            meta = read_meta(folder)
+            return tuple(_open_split(folder, split, meta) for split in splits)
+        except DatasetError:
+            if state_of(folder) == state:
+                raise
+    raise DatasetError(f"{folder} does not stay as it is; see which processes write there")
+
+
+def _open_split(folder: Path, split: str, meta: Mapping[str, Any] | None) -> Dataset:
+    if meta is None:
+        raise DatasetError(f"{folder} holds no prepared data (no {META}); {PREPARE}")
+    path = checked_path(folder, f"{split}.safetensors", meta)
     try:
-        meta: Any = json.loads((folder / META).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{folder / META} cannot be read ({error}); {PREPARE}") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        found = meta.get("format") if isinstance(meta, dict) else None
-        raise DatasetError(
-            f"{folder / META} must be of format {FORMAT}, found {found!r}; {PREPARE}"
-        )
-    wrong = _unlike(meta, LIKE, "")
-    if wrong is None and len(meta["feature_scale"]) != len(meta["layer_ids"]):
-        wrong = "feature_scale has not a number for each of layer_ids"
-    if wrong is not None:
-        raise DatasetError(f"{folder / META} must be as it was written: {wrong}; {PREPARE}")
-    return meta
-
-
-def _unlike(found: Any, pattern: Any, where: str) -> str | None:
-    """What of a JSON value is of another kind than the pattern has it; None where nothing is."""
-    kind: Any = (int, float) if isinstance(pattern, float) else type(pattern)
-    if not isinstance(found, kind) or isinstance(found, bool):
-        return f"{where} is {found!r:.40}, not like {pattern!r}"
-    parts: Iterable[tuple[Any, Any, str]] = ()
-    if isinstance(pattern, list):
-        parts = ((item, pattern[0], f"{where}[{i}]") for i, item in enumerate(found))
-    elif isinstance(pattern, dict):
-        missing = pattern.keys() - found.keys() - MAY_LACK
-        if missing:
-            return f"{where or 'the document'} has no {min(missing)!r}"
-        parts = (
-            (found[key], pattern[key], f"{where}.{key}".lstrip("."))
-            for key in pattern.keys() & found.keys()
-        )
-    return next((wrong for part in parts if (wrong := _unlike(*part)) is not None), None)
+        arrays = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DatasetError(f"{path} cannot be read ({error}); {PREPARE}") from error
+    if meta["features"] == "stored" and arrays["offsets"].numel() > 1:
+        checked_path(folder, f"{split}.features.safetensors", meta)
+    return Dataset(folder, split, meta, arrays)
 
 
 def read_samples(folder: Path) -> list[Sample]:
@@ -233,66 +201,51 @@ def read_samples(folder: Path) -> list[Sample]:
 
     Raises:
         DatasetError: As ``Dataset.open``.
+        LaterFormatError: As ``Dataset.open``.
     """
-    splits = [Dataset.open(folder, split) for split in SPLITS]
+    splits = open_splits(folder)
     samples = [split.sample(i) for split in splits for i in range(len(split))]
     return sorted(samples, key=lambda sample: sample.index)
 
 
-def check_replaceable(folder: Path) -> None:
-    """Refuse to write over anything but an earlier dataset, be it a damaged one.
-
-    Raises:
-        DatasetError: ``folder`` is there, and neither empty nor just a dataset's files.
-    """
-    if not folder.exists():
-        return
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
-    # Other tools write a meta.json too: alone it does not show whose folder this is.
-    if names and not (META in names and len(names) > 1 and names <= FILES):
-        raise DatasetError(
-            f"{folder} must be empty or hold prepared data, found other files; "
-            "choose another [data] folder"
-        )
-
-
 def write_dataset(
-    folder: Path, splits: Mapping[str, Sequence[Sample]], meta: Mapping[str, Any]
-) -> None:
-    """Write a folder whole: beside, then in one rename, replacing an earlier dataset.
+    folder: Path,
+    splits: Mapping[str, Sequence[Sample]],
+    meta: Mapping[str, Any],
+    seen: str | None = None,
+) -> dict[str, Any]:
+    """Write a folder, replacing an earlier dataset in one step; see ``data_folder.replace_data``.
 
     Args:
-        folder: Where it goes; see ``check_replaceable``.
+        folder: Where it goes.
         splits: Samples of ``train`` and ``heldout``; all with features when
             ``meta["features"]`` is ``stored``.
         meta: Everything in ``meta.json`` but format and digests, which are added here.
+        seen: What stood there when the work began, see ``data_folder.state_of``.
+
+    Returns:
+        ``meta.json`` as it is in the folder now.
 
     Raises:
-        DatasetError: ``folder`` holds something else.
+        DatasetError: ``folder`` holds something else, or cannot be written.
+        LaterFormatError: ``folder`` holds data of a later release.
     """
-    check_replaceable(folder)
-    beside = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    sha256 = {}
+    stores = meta["features"] == "stored"
+    if stores and any(sample.features is None for split in splits.values() for sample in split):
+        raise DatasetError("every sample must have features where features are stored")
+    files = {}
     for split in SPLITS:
         samples = splits[split]
-        path = beside / f"{split}.safetensors"
-        save_file(_join(samples), path)
-        sha256[path.name] = _sha256(path)
-        if meta["features"] == "stored" and samples:
-            features = torch.cat([_stored_features(sample) for sample in samples])
-            path = beside / f"{split}.features.safetensors"
-            save_file({"features": features}, path)
-            sha256[path.name] = _sha256(path)
-    document = {"format": FORMAT, **meta, "sha256": sha256}
-    (beside / META).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    old = folder.with_name(f"{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    beside.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+        files[f"{split}.safetensors"] = partial(_save, _join, samples)
+        if stores and samples:
+            files[f"{split}.features.safetensors"] = partial(_save, _features, samples)
+    return replace_data(folder, files, meta, seen)
+
+
+def _save(
+    tensors: Callable[[Sequence[Sample]], dict[str, Tensor]], samples: Sequence[Sample], path: Path
+) -> None:
+    save_file(tensors(samples), path)
 
 
 def _join(samples: Sequence[Sample]) -> dict[str, Tensor]:
@@ -316,21 +269,6 @@ def _join(samples: Sequence[Sample]) -> dict[str, Tensor]:
     }
 
 
-def _stored_features(sample: Sample) -> Tensor:
-    if sample.features is None:
-        raise DatasetError("every sample must have features where features are stored")
-    return sample.features.to(torch.bfloat16)
-
-
-def _check_digest(path: Path, meta: Mapping[str, Any]) -> None:
-    try:
-        found = _sha256(path)
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be read ({error}); {PREPARE}") from error
-    if found != meta["sha256"].get(path.name):
-        raise DatasetError(f"{path} is not the file that {META} names by SHA-256; {PREPARE}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _features(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    stored = [sample.features for sample in samples if sample.features is not None]
+    return {"features": torch.cat([features.to(torch.bfloat16) for features in stored])}

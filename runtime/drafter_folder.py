@@ -1,26 +1,36 @@
 """The files of a drafter folder: which may be there, and for which target the drafter was trained.
 
-``config.json`` and ``model.safetensors`` are what servers read. ``target.json`` stands beside them
-for this product alone: ``{"name", "digest", "template"}``, as the prepared data named them. A
+``config.json`` and ``model.safetensors`` are what servers read. ``target.json``, a sealed document
+of format 2, stands beside them for this product alone: ``name``, ``digest`` and ``template`` as the
+prepared data named them, ``files`` with the SHA-256 of the other two, and ``run``, the fingerprint
+and step that the drafter is from. Format 1 was the first three alone, unsealed, and is read. A
 folder of another trainer has none.
 """
 
 import fnmatch
 import json
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cache.atomic import staging_folder, sync_folder, temp_prefix
 from cache.causes import naming
 from runtime.errors import CheckpointError
+from runtime.file_digests import sha256_of_file
+from runtime.folder_lock import folder_lock
+from runtime.sealed import UNSEALED, DamagedError, read_sealed, seal
 
 if TYPE_CHECKING:
     from runtime.drafter_config import DrafterConfig
     from runtime.target import Target
 
+FORMAT = 2
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 TARGET_FILE = "target.json"
+AGAIN = "export it again (python -m runtime.export --config FILE)"
 WRITTEN = "name a folder that runtime.train or runtime.export wrote"
 TRAIN = "run: python -m runtime.train --config FILE"
 CHANGING: Mapping[str, str] = {
@@ -81,18 +91,71 @@ def target_record(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_target_record(folder: str | Path) -> dict[str, Any] | None:
-    """``target.json`` of a drafter folder; None where there is none.
+    """Name, digest and template of a drafter folder's target; None where there is no record.
 
     Raises:
-        CheckpointError: It cannot be read, or its name or digest is no text.
+        CheckpointError: It is damaged or cannot be read, or its name or digest is no text.
+        LaterFormatError: It is of a later release.
     """
-    path = Path(folder) / TARGET_FILE
-    record = _read_object(path, "a target's name and digest")
-    if record is not None:
-        for key in ("name", "digest"):
-            if not isinstance(record.get(key), str):
-                raise _unreadable(path, f"an object with a text {key!r}", record.get(key))
-    return record
+    record = _read_record(Path(folder))
+    if record is None:
+        return None
+    return {key: value for key, value in record.items() if key not in ("format", "files", "run")}
+
+
+def check_files(folder: Path) -> None:
+    """Refuse a drafter folder whose files are not those that were written together.
+
+    A folder without a record, or with one of format 1, is taken as it is.
+
+    Raises:
+        CheckpointError: A file was changed, or as ``read_target_record``.
+        LaterFormatError: As ``read_target_record``.
+    """
+    record = _read_record(folder) or {}
+    for name, sha256 in record.get("files", {}).items():
+        path = folder / name
+        try:
+            found = sha256_of_file(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read ({error.strerror}); {AGAIN}") from error
+        if found != sha256:
+            raise CheckpointError(
+                f"{path} is not the file that {TARGET_FILE} names: its SHA-256 must be "
+                f"{sha256[:12]}..., found {found[:12]}...; {AGAIN}, or remove {TARGET_FILE} if the "
+                "change is wanted"
+            )
+
+
+def is_of(folder: Path, run: Mapping[str, Any]) -> bool:
+    """Whether a whole drafter of this run and step lies in a folder.
+
+    Args:
+        folder: The drafter's.
+        run: Fingerprint and step, as ``target.json`` has them.
+    """
+    try:
+        check_files(folder)
+        record = _read_record(folder)
+    except CheckpointError:
+        return False
+    return record is not None and record.get("run") == run
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    path = folder / TARGET_FILE
+    try:
+        record = read_sealed(path, FORMAT, "export the drafter again")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); {WRITTEN}") from error
+    except DamagedError as error:
+        raise CheckpointError(f"{error}; {AGAIN}") from error
+    for key in ("name", "digest"):
+        if not isinstance(record.get(key), str):
+            raise _unreadable(path, f"an object with a text {key!r}", record.get(key))
+    return {"format": UNSEALED, **record}
 
 
 def same_target(folder: str | Path, target: "Target", report: Callable[[str], None]) -> bool | None:
@@ -117,32 +180,45 @@ def same_target(folder: str | Path, target: "Target", report: Callable[[str], No
     return False
 
 
-def replace_files(folder: Path, files: Mapping[str, Callable[[Path], object] | None]) -> None:
-    """Replace files of a folder by new ones that belong together.
+def replace_files(
+    folder: Path,
+    files: Mapping[str, Callable[[Path], object]],
+    record: Mapping[str, Any] | None,
+) -> None:
+    """Replace the files of a drafter folder by new ones that belong together.
 
-    The last is removed first and comes last: what is there beside it always belongs to it.
+    The config is removed first and comes last: what is there beside it always belongs to it.
 
     Args:
         folder: Made where it is missing.
-        files: Name -> what writes the file to a path; None for a file that must not be there.
+        files: Name -> what writes the file to a path; the config last.
+        record: ``target.json`` less format and ``files``; None for a folder without it.
+
+    Raises:
+        OSError: The disk refuses.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = {name: folder / f".{name}.partial" for name in files}
-    try:
-        for name, write in files.items():
-            if write is not None:
+    Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
+    with naming(folder), folder_lock(folder) as is_locked:
+        for left in folder.glob(f"{temp_prefix(Path(CONFIG_FILE))}*"):
+            if is_locked:
+                shutil.rmtree(left)
+        with staging_folder(folder / CONFIG_FILE) as staging:
+            for name, write in files.items():
                 with naming(folder / name):
-                    write(beside[name])
-    except BaseException:
-        for path in beside.values():
-            path.unlink(missing_ok=True)
-        raise
-    (folder / list(files)[-1]).unlink(missing_ok=True)
-    for name, write in files.items():
-        if write is None:
-            (folder / name).unlink(missing_ok=True)
-        else:
-            beside[name].replace(folder / name)
+                    write(staging / name)
+            if record is not None:
+                sha256 = {name: sha256_of_file(staging / name) for name in files}
+                document = {"format": FORMAT, **record, "files": sha256}
+                (staging / TARGET_FILE).write_bytes(seal(document))
+            made = [path.name for path in staging.iterdir()]
+            for name in made:
+                with (staging / name).open("rb") as file:
+                    os.fsync(file.fileno())
+            for name in (CONFIG_FILE, TARGET_FILE):
+                (folder / name).unlink(missing_ok=True)
+            for name in sorted(made, key=lambda name: name == CONFIG_FILE):
+                (staging / name).replace(folder / name)
+            sync_folder(folder)
 
 
 def _read_object(path: Path, what: str) -> dict[str, Any] | None:

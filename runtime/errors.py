@@ -9,6 +9,7 @@ TrainingError                                                 exit 1
     DeviceUnavailableError (RuntimeError)                     exit 1
     BucketMissingError     (LookupError)                      exit 1
     CheckpointError        (ValueError)                       exit 1
+    LaterFormatError       (ValueError)                       exit 1
     ArtifactError          (ValueError)                       exit 1
     FrozenError            (RuntimeError)                     exit 1
     NonFiniteError         (ArithmeticError)                  exit 1
@@ -88,6 +89,10 @@ class BucketMissingError(TrainingError, LookupError):
 
 class CheckpointError(TrainingError, ValueError):
     """A checkpoint is missing, half written, damaged or of another run."""
+
+
+class LaterFormatError(TrainingError, ValueError):
+    """A document is of a later release: neither read, nor passed over, nor replaced."""
 
 
 class ArtifactError(TrainingError, ValueError):

@@ -77,7 +77,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
         drafter_folder: A published drafter; the run's own if left out.
     """
     from runtime.capabilities import DECODING, Request, check_request
-    from runtime.dataset import Dataset
+    from runtime.dataset import open_splits
     from runtime.devices import enter_thread, place
     from runtime.drafter_folder import CONFIG_FILE, TRAIN, same_target
     from runtime.errors import CheckpointError
@@ -93,7 +93,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     check_request(Request(config=config, specs=specs, placement=placement), (DECODING,))
     device, dtype = placement.devices[0], placement.compute_dtype
     enter_thread(device, placement.threads)
-    heldout, train = (Dataset.open(config.data.folder, split) for split in ("heldout", "train"))
+    train, heldout = open_splits(config.data.folder)
     check_template(config, heldout)
     if not drafter_folder and not (folder / CONFIG_FILE).exists():
         raise CheckpointError(f"there is no drafter in {run_folder}; {TRAIN}")
@@ -216,7 +216,7 @@ def evaluate_drafter(
 
 
 def _no_prompts(dataset: "Dataset", without_prompt: int, repetitive: int) -> Exception:
-    from runtime.dataset import PREPARE
+    from runtime.data_folder import PREPARE
     from runtime.errors import NoSamplesError
 
     return NoSamplesError(

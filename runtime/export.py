@@ -15,10 +15,10 @@ import click
 
 from runtime.drafter_folder import (
     CONFIG_FILE,
-    TARGET_FILE,
     TRAIN,
     WEIGHTS_FILE,
     WRITTEN,
+    check_files,
     read_network,
     replace_files,
 )
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from runtime.checkpoint import Checkpoint
     from runtime.drafter import Drafter, DrafterConfig
+    from runtime.saved_state import Checkpoint
 
 MASTER = "master."
 """Prefix of the fp32 weights in a checkpoint."""
@@ -93,6 +93,7 @@ def save_published(
     *,
     feature_scale: "Tensor | None" = None,
     target: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a drafter as SGLang, vLLM and ``load_published`` read it.
 
@@ -105,6 +106,7 @@ def save_published(
         weights: By their published names, as trained.
         feature_scale: ``[K]``, folded into ``fc``; None where it has been.
         target: For which it was trained, see ``drafter_folder.target_record``; None if unknown.
+        run: Fingerprint and step that the weights are from, kept where the target is known.
 
     Returns:
         The folder.
@@ -132,9 +134,9 @@ def save_published(
         where,
         {
             WEIGHTS_FILE: lambda path: save_file(published, path, {"format": "pt"}),
-            TARGET_FILE: None if target is None else lambda path: _write_object(path, target),
             CONFIG_FILE: lambda path: _write_object(path, config.to_published()),
         },
+        None if target is None else {**target, **({} if run is None else {"run": dict(run)})},
     )
     return where
 
@@ -167,6 +169,7 @@ def load_published(
 
     where = Path(folder)
     config = read_network(where)
+    check_files(where)
     path = where / WEIGHTS_FILE
     try:
         weights = load_file(path)
@@ -214,11 +217,18 @@ def export_checkpoint(checkpoint: "Checkpoint", folder: Path) -> Path:
     note = serving_note(network)
     if note is not None:
         say(note)
-    return save_published(folder, network, weights, feature_scale=scale, target=target)
+    return save_published(
+        folder, network, weights, feature_scale=scale, target=target, run=run_of(checkpoint)
+    )
+
+
+def run_of(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """What ``target.json`` says of the run that a drafter is from."""
+    return {"fingerprint": checkpoint.fingerprint, "step": checkpoint.step}
 
 
 def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":
-    from runtime.checkpoint import find_checkpoints
+    from runtime.checkpoint import find_checkpoints, newest_good
     from runtime.errors import CheckpointError
 
     found = find_checkpoints(root)
@@ -228,7 +238,17 @@ def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":
         wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
         advice = "choose one of them with --step" if found else TRAIN
         raise CheckpointError(f"{root} must hold {wanted}, found {steps}; {advice}")
-    return chosen[0]
+    if step is not None:
+        return chosen[0]
+
+    def checked(checkpoint: "Checkpoint") -> "Checkpoint":
+        checkpoint.check()
+        return checkpoint
+
+    good = newest_good(chosen, checked)
+    if good is None:
+        raise CheckpointError(f"{root} holds damaged checkpoints only; {TRAIN}")
+    return good
 
 
 def _check_weights(what: str, config: "DrafterConfig", weights: "Mapping[str, Tensor]") -> None:

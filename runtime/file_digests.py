@@ -37,7 +37,7 @@ def sha256_of_files(paths: Sequence[Path]) -> list[str]:
     Raises:
         OSError: A file is not there or cannot be read.
     """
-    states = {path: _state(path) for path in paths}
+    states = {path: file_state(path) for path in paths}
     unread = [path for path in paths if not _recall(states[path])]
     total = sum(path.stat().st_size for path in unread)
     shown = Progress("reading the target's files", total) if total >= SHOWN_FROM else None
@@ -45,12 +45,27 @@ def sha256_of_files(paths: Sequence[Path]) -> list[str]:
     with shown or contextlib.nullcontext():
         for path in unread:
             read[path] = _read(path, shown)
-            if _state(path) == states[path]:
+            if file_state(path) == states[path]:
                 _remember(states[path], read[path])
     return [read.get(path) or _recall(states[path]) for path in paths]
 
 
-def _state(path: Path) -> State:
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 of one file, read now; 64 hex digits.
+
+    Raises:
+        OSError: It is not there or cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_state(path: Path) -> State:
+    """What changes with every write to a file.
+
+    Raises:
+        OSError: It is not there.
+    """
     stat = path.stat()
     # The time at which the inode changed cannot be set back, as that of the content can.
     return (

@@ -67,11 +67,14 @@ def prepare(config: "Config") -> dict[str, Any]:
         TargetNotFoundError: The target cannot be loaded.
         NoSamplesError: Nothing is left to train on.
         SampleTooLongError: A sample is too long and ``data.too_long`` is ``refuse``.
-        DatasetError: The folder holds something else than prepared data.
+        DatasetError: The folder holds something else than prepared data, cannot be written, or
+            another process writes other data there.
+        LaterFormatError: The folder holds data of a later release.
     """
     from runtime.capabilities import Request, check_request
     from runtime.counts import Counts
-    from runtime.dataset import check_replaceable, read_samples
+    from runtime.data_folder import check_writable, state_of
+    from runtime.dataset import read_samples
     from runtime.devices import place
     from runtime.errors import NoSamplesError
     from runtime.session import run_specs
@@ -95,11 +98,12 @@ def prepare(config: "Config") -> dict[str, Any]:
     files = open_prompts(config.data.prompts)
     prompts = [file.sha256 for file in files]
     key = _key(config, placement, prompts, find_target(config.target.model).digest)
+    seen = state_of(folder)
     found = _kept(folder, key)
     if found is not None and found["split"] == split:
         return _table(found, f"{folder} (up to date)")
     # Loading and answering take long: what would be refused at the end is refused now.
-    check_replaceable(folder)
+    check_writable(folder)
     began = time.perf_counter()
     if found is not None:
         say(f"dividing the samples of {folder} anew")
@@ -114,7 +118,7 @@ def prepare(config: "Config") -> dict[str, Any]:
                 "the prompt files hold nothing to use", counts.dropped, counts.places
             )
         samples, about = _make(config, placement, prompts, records, counts)
-    meta = _write(folder, samples, about, split)
+    meta = _write(folder, samples, about, split, seen)
     return {**_table(meta, str(folder)), "seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -154,21 +158,23 @@ def _kept(folder: Path, key: str) -> dict[str, Any] | None:
 
     Raises:
         DatasetError: The folder cannot be read, and holds something else than prepared data.
+        LaterFormatError: It holds data of a later release.
     """
-    from runtime.dataset import PREPARE, SPLITS, Dataset, check_replaceable, read_meta
+    from runtime.data_folder import PREPARE, check_replaceable, read_meta
+    from runtime.dataset import open_splits
     from runtime.errors import DatasetError
 
     try:
         found = read_meta(folder)
         if found is None or found.get("key") != key or not found.keys() >= WRITTEN:
             return None
-        for split in SPLITS:
-            Dataset.open(folder, split)
+        # Another process may replace the data between two looks.
+        found = dict(open_splits(folder)[0].meta)
     except DatasetError as error:
         check_replaceable(folder)
         say(f"preparing again: {str(error).removesuffix(f'; {PREPARE}')}")
         return None
-    return found
+    return found if found.get("key") == key and found.keys() >= WRITTEN else None
 
 
 def _make(
@@ -237,9 +243,12 @@ def _write(
     samples: "Sequence[Sample]",
     about: Mapping[str, Any],
     settings: Mapping[str, Any],
+    seen: str,
 ) -> dict[str, Any]:
-    """Divide samples into train and held-out ones and write the folder; returns its meta."""
-    from cache.causes import naming
+    """Divide samples into train and held-out ones and write the folder; returns its meta.
+
+    ``seen`` is what stood there when this began.
+    """
     from runtime.dataset import write_dataset
     from runtime.errors import NoSamplesError
     from runtime.samples import split
@@ -266,9 +275,7 @@ def _write(
             "train supervised tokens": sum(int(sample.loss_mask.sum()) for sample in train),
         },
     }
-    with naming(folder):
-        write_dataset(folder, {"train": train, "heldout": heldout}, meta)
-    return meta
+    return write_dataset(folder, {"train": train, "heldout": heldout}, meta, seen)
 
 
 def _key(

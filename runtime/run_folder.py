@@ -6,26 +6,27 @@ import functools
 import json
 import os
 import platform
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from cache.address import without_secrets_in
-from cache.causes import naming
-from runtime.checkpoint import META_FILE, Checkpoint, latest_state
+from runtime.checkpoint import has_checkpoints, newest_good, own_checkpoints
 from runtime.config import Config
 from runtime.differences import told_differences
-from runtime.drafter_folder import CONFIG_FILE
-from runtime.errors import CheckpointError, ConfigError, TrainingError
-from runtime.export import export_checkpoint
+from runtime.drafter_folder import is_of
+from runtime.errors import ConfigError, TrainingError
+from runtime.export import export_checkpoint, run_of
 from runtime.picture import PICTURE_FILE, draw_run
 from runtime.progress import say
+from runtime.saved_state import LATER, META_FILE, Checkpoint
+from runtime.sealed import DamagedError, read_sealed, write_sealed
 from runtime.session import Session, shaping_settings
 
+FORMAT = 2
 RUN_FILE = "run.json"
 UNTOLD = "settings, data or masks"
 """What changed where ``run.json`` cannot tell."""
@@ -89,22 +90,8 @@ def _take(lock: IO[str], path: Path) -> None:
         )
 
 
-def remove_checkpoints(folder: Path) -> None:
-    """Forget the run's checkpoints.
-
-    Raises:
-        CheckpointError: The disk refuses.
-    """
-    try:
-        shutil.rmtree(folder / "checkpoints")
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise CheckpointError(f"cannot remove {folder / 'checkpoints'}: {error}") from error
-
-
 def write_run_file(folder: Path, config: Config, session: Session) -> None:
-    """Write ``run.json``: the settings, and what else shaped the run."""
+    """Write ``run.json``, a sealed document: the settings, and what else shaped the run."""
     record = {
         "config": config.as_dict(),
         "mask_version": session.mask_version,
@@ -115,28 +102,51 @@ def write_run_file(folder: Path, config: Config, session: Session) -> None:
         "python": platform.python_version(),
     }
     # An address of masks may hold a token.
-    text = without_secrets_in(json.dumps(record, indent=1, default=str))
-    with naming(folder / RUN_FILE):
-        (folder / RUN_FILE).write_text(text + "\n", encoding="utf-8")
+    text = without_secrets_in(json.dumps({"format": FORMAT, **record}, default=str))
+    write_sealed(folder / RUN_FILE, json.loads(text))
 
 
-def resumed_state(
+def starting_point(
     folder: Path, session: Session, report: Callable[[str], None]
-) -> tuple[int, dict[str, Tensor]] | None:
-    """As ``latest_state``; the error says what changed, as far as ``run.json`` tells.
+) -> tuple[Checkpoint, dict[str, Tensor]] | None:
+    """The newest good checkpoint of a run and its state; None to begin at the start.
+
+    Args:
+        folder: The run folder, held by this process.
+        session: Of this run.
+        report: Takes a line for each checkpoint that is passed over.
 
     Raises:
-        CheckpointError: As ``latest_state``.
+        CheckpointError: The run folder is of another run; the message says what changed, as far as
+            ``run.json`` tells. Or it cannot be read or written.
+        LaterFormatError: It is of a later release.
     """
-    what_differs = functools.partial(_what_differs, folder, session)
-    return latest_state(folder / "checkpoints", session.fingerprint, report, what_differs)
+    root = folder / "checkpoints"
+    record = _read_run_file(folder, report)
+    what_differs = functools.partial(_what_differs, record, session)
+    checkpoints = own_checkpoints(root, session.fingerprint, report, what_differs)
+    found = newest_good(checkpoints, lambda item: (item, item.load()), report)
+    if found is None and has_checkpoints(root):
+        report(f"no checkpoint in {root} can be used: starting at step 1")
+    return found
 
 
-def _what_differs(folder: Path, session: Session, fingerprint: str) -> str:
+def _read_run_file(folder: Path, report: Callable[[str], None]) -> Mapping[str, Any]:
+    try:
+        return read_sealed(folder / RUN_FILE, FORMAT, LATER)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        report(f"passing over {folder / RUN_FILE}: it cannot be read ({error.strerror})")
+    except DamagedError as error:
+        report(f"passing over the record of the last run: {error}")
+    return {}
+
+
+def _what_differs(record: Mapping[str, Any], session: Session, fingerprint: str) -> str:
     """What shapes this run otherwise than the run of ``fingerprint``, in words."""
     shaping = session.shaping
     try:
-        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         # It is of a later run where one was killed while it started over.
         if record["fingerprint"] != fingerprint:
             return UNTOLD
@@ -148,19 +158,16 @@ def _what_differs(folder: Path, session: Session, fingerprint: str) -> str:
         versions = (record["mask_version"][:12], session.mask_version[:12])
         masks = " (cache version {} -> {})".format(*versions)
         return told_differences(was, shaping, "{name} {was} -> {now}", masks) or UNTOLD
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         return UNTOLD
 
 
-def export_if_older(checkpoint: Checkpoint, folder: Path) -> None:
+def finish(checkpoint: Checkpoint, folder: Path, report: Callable[[str], None]) -> None:
     """Write what a run that was ended between its last step and its export still owes."""
+    drafter, picture = folder / "drafter", folder / PICTURE_FILE
+    if not is_of(drafter, run_of(checkpoint)):
+        report(f"{drafter} holds no whole drafter of step {checkpoint.step}: exporting it")
+        export_checkpoint(checkpoint, drafter)
     saved = (checkpoint.folder / META_FILE).stat().st_mtime
-
-    def older(path: Path) -> bool:
-        return not path.exists() or path.stat().st_mtime < saved
-
-    # The config is the last file of an export.
-    if older(folder / "drafter" / CONFIG_FILE):
-        export_checkpoint(checkpoint, folder / "drafter")
-    if older(folder / PICTURE_FILE):
+    if not picture.exists() or picture.stat().st_mtime < saved:
         draw_run(folder)

@@ -14,7 +14,8 @@ from maskgen.spec import MaskSpec, read_specs
 from runtime.batches import StepPlan
 from runtime.capabilities import Request, check_request
 from runtime.config import Config
-from runtime.dataset import PREPARE, Dataset
+from runtime.data_folder import PREPARE
+from runtime.dataset import Dataset
 from runtime.devices import Placement
 from runtime.errors import ConfigError, DatasetError
 from runtime.masks import entries_name, load_buckets

@@ -7,7 +7,8 @@ import torch
 
 from runtime.capabilities import Request, check_request
 from runtime.config import Config
-from runtime.dataset import PREPARE, Dataset
+from runtime.data_folder import PREPARE
+from runtime.dataset import Dataset
 from runtime.devices import Placement, place
 from runtime.drafter_config import DrafterConfig
 from runtime.errors import ConfigError, DatasetError

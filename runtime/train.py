@@ -137,7 +137,7 @@ def train(
     import cache
     from runtime.artifacts import WarmUp
     from runtime.capabilities import Request
-    from runtime.checkpoint import find_finished
+    from runtime.checkpoint import check_writable, remove_checkpoints
     from runtime.devices import enter_thread, place
     from runtime.drafter_folder import target_record
     from runtime.embedding import fed_scale, serving_note
@@ -147,9 +147,8 @@ def train(
     from runtime.picture import draw_run
     from runtime.processes import single_process
     from runtime.run_folder import (
-        export_if_older,
-        remove_checkpoints,
-        resumed_state,
+        finish,
+        starting_point,
         write_run_file,
     )
     from runtime.session import open_session, run_specs
@@ -175,8 +174,13 @@ def train(
     # Known by its digest alone: a finished run of another target is not this one.
     check_target(config, session.dataset)
     folder = Path(config.run.folder)
-    found = resumed_state(folder, session, report) if processes.leads and not fresh else None
-    first_step, state = found or (0, None)
+    found = None
+    if processes.leads:
+        if not fresh:
+            found = starting_point(folder, session, report)
+        check_writable(folder / "checkpoints")
+    checkpoint, state = found or (None, None)
+    first_step = checkpoint.step if checkpoint is not None else 0
     # How often to save shapes no result, but at every save all ranks compare their weights.
     saving = {**session.shaping["train"], "save_every": config.train.save_every}
     first_step = _agree_on_start(processes, first_step, {**session.shaping, "train": saving})
@@ -189,11 +193,10 @@ def train(
         counts = _counts_of_leader(processes, state)
         check_learned(counts, config.train.max_skipped)
         report(f"this run is finished: {first_step} steps; --fresh starts over")
-        finished = find_finished(folder / "checkpoints", session.fingerprint, config.train.steps)
         result = nothing_run(counts, placement)
         with shown(result):
-            if processes.leads and finished is not None:
-                export_if_older(finished, folder)
+            if checkpoint is not None:
+                finish(checkpoint, folder, report)
         processes.end()
         return result
     network = fit_drafter(
@@ -247,7 +250,7 @@ def train(
                 # Not before: until here the command may still be refused.
                 write_run_file(folder, config, session)
                 if fresh:
-                    remove_checkpoints(folder)
+                    remove_checkpoints(folder / "checkpoints")
             if state is not None:
                 report(f"resuming from step {first_step} of {config.train.steps}")
             result = trainer.run(first_step)
@@ -263,6 +266,7 @@ def train(
                             trainer.drafter_weights(),
                             feature_scale=scale,
                             target=target_record(session.dataset.meta),
+                            run={"fingerprint": session.fingerprint, "step": result.steps},
                         )
                 draw_run(folder)
             # A launcher ends all processes once one has left with an exit code other than 0.

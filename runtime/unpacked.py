@@ -5,16 +5,20 @@ each time a command starts. The copy, float32 as the file unpacks, loads in a se
 """
 
 import copy
+import glob
 import importlib.metadata
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cache.atomic import staging_folder
+from cache.atomic import move_folder, staging_folder, temp_prefix
 from cache.causes import naming
 from runtime.errors import TargetNotFoundError
 from runtime.file_digests import user_cache
+from runtime.folder_lock import folder_lock
 from runtime.progress import say
 from runtime.target_files import TargetFiles
 from runtime.target_reader import quiet_transformers, read_model, read_outline
@@ -52,26 +56,47 @@ def unpacked(files: TargetFiles, name: str) -> TargetFiles:
     plain = TargetFiles(folder=folder, gguf_file=None)
     if _is_whole(plain):
         return plain
-    say(f"unpacking {files.gguf_file} into {folder}, this once")
-    outline = read_outline(files, name)
-    model = read_model(files, outline, torch.device("cpu"), torch.float32)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with naming(folder), staging_folder(folder) as staging, quiet_transformers():
-            made = staging / "made"
-            outline.tokenizer.save_pretrained(made)
-            _plain(model).save_pretrained(made)
-            digest = TargetFiles(folder=made, gguf_file=None).digest
-            (made / WHOLE).write_text(digest, encoding="ascii")
-            if folder.exists() and not _is_whole(plain):
-                folder.rename(staging / "damaged")
-            made.rename(folder)
+        with folder_lock(folder.parent) as is_locked:
+            # Another process may have made it meanwhile.
+            if not _is_whole(plain):
+                if is_locked:
+                    _sweep(folder)
+                _unpack(files, name, folder)
     except OSError as error:
-        # Another process may have been first.
+        # A target that cannot be read is an OSError, too.
+        if isinstance(error, TargetNotFoundError):
+            raise
         if not _is_whole(plain):
             say(f"no copy of {files.gguf_file} is kept, so each start unpacks it again ({error})")
             return files
     return plain
+
+
+def _unpack(files: TargetFiles, name: str, folder: Path) -> None:
+    say(f"unpacking {files.gguf_file} into {folder}, this once")
+    outline = read_outline(files, name)
+    model = read_model(files, outline, torch.device("cpu"), torch.float32)
+    with naming(folder), staging_folder(folder) as staging, quiet_transformers():
+        made = staging / "made"
+        outline.tokenizer.save_pretrained(made)
+        _plain(model).save_pretrained(made)
+        digest = TargetFiles(folder=made, gguf_file=None).digest
+        (made / WHOLE).write_text(digest, encoding="ascii")
+        for path in made.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        if folder.exists():
+            folder.rename(staging / "damaged")
+        move_folder(made, folder)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left of this copy, which may be a gigabyte each time."""
+    for left in folder.parent.glob(f"{glob.escape(temp_prefix(folder))}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _is_whole(copied: TargetFiles) -> bool:

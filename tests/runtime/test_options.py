@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from runtime.dataset import PREPARE
+from runtime.data_folder import PREPARE
 from runtime.errors import DatasetError
 from runtime.options import Command, overriding
 

@@ -11,7 +11,7 @@ import torch
 
 from runtime.checkpoint import save_checkpoint
 from runtime.errors import CheckpointError, TrainingError
-from runtime.run_folder import held, resumed_state, write_run_file
+from runtime.run_folder import held, starting_point, write_run_file
 from runtime.session import open_session
 from tests.runtime.tiny_run import build_masks, make_config, make_data
 
@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 def resumed(config):
     session = open_session(config, "run.toml")
-    return resumed_state(Path(config.run.folder), session, print)
+    return starting_point(Path(config.run.folder), session, config.train.steps, print)
 
 
 def changed(config):
