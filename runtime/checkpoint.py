@@ -5,6 +5,7 @@ only what is whole costs an older one its place.
 """
 
 import contextlib
+import errno
 import fnmatch
 import os
 import re
@@ -83,9 +84,8 @@ def check_writable(root: Path) -> None:
         return
     try:
         Path(os.path.realpath(root)).mkdir(parents=True, exist_ok=True)
-        with staging_folder(root / folder_name(0)) as staging:
-            (staging / "made").mkdir()
-            move_folder(staging / "made", staging / "moved")
+        if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise _unwritable(root, error) from error
 

@@ -149,18 +149,25 @@ def check_replaceable(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse now what ``replace_data`` would refuse once all is answered; makes the folder.
+    """Refuse now what ``replace_data`` would refuse once all is answered.
 
     Raises:
         DatasetError: As ``check_replaceable``, or the folder cannot be written.
         LaterFormatError: As ``check_replaceable``.
     """
     check_replaceable(folder)
-    with _writing(folder), staging_folder(folder / META) as staging:
-        (staging / "made").touch()
-        moved = staging.with_name(f"{staging.name}-moved")
-        (staging / "made").replace(moved)
-        moved.unlink()
+    if folder.exists():
+        with _writing(folder), staging_folder(folder / META) as staging:
+            (staging / "made").touch()
+            moved = staging.with_name(f"{staging.name}-moved")
+            (staging / "made").replace(moved)
+            moved.unlink()
+        return
+    # Of a link that leads nowhere yet, what it names will be made.
+    whole = Path(os.path.realpath(folder))
+    there = next(parent for parent in whole.parents if parent.exists())
+    with _refusing(folder), staging_folder(there / whole.name):
+        pass
 
 
 def replace_data(
@@ -196,7 +203,8 @@ def replace_data(
             with (staging / name).open("rb") as file:
                 os.fsync(file.fileno())
             sha256[name] = sha256_of_file(staging / name)
-        meta = {**about, "format": FORMAT, "sha256": sha256}
+        rest = {key: value for key, value in about.items() if key not in ("format", "sha256")}
+        meta = {"format": FORMAT, **rest, "sha256": sha256}
         document, paths = seal(meta), [path_of(folder, name, meta) for name in files]
         for name, path in zip(files, paths, strict=True):
             (staging / name).replace(path)
@@ -211,13 +219,19 @@ def replace_data(
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    try:
-        # Of a link that leads nowhere yet, what it names is made.
+    with _refusing(folder):
         Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
-        with naming(folder), folder_lock(folder) as is_locked:
+        with folder_lock(folder) as is_locked:
             for path in folder.iterdir():
                 if is_locked and path.name.startswith(STAGING):
                     _remove(path)
+            yield
+
+
+@contextlib.contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    try:
+        with naming(folder):
             yield
     except OSError as error:
         what, helps = why(error, str(folder))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.checkpoint import save_checkpoint
-from runtime.errors import CheckpointError, TrainingError
+from runtime.errors import CheckpointError, LaterFormatError, TrainingError
 from runtime.run_folder import held, starting_point, write_run_file
 from runtime.session import open_session
 from tests.runtime.tiny_run import build_masks, make_config, make_data
@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 def resumed(config):
     session = open_session(config, "run.toml")
-    return starting_point(Path(config.run.folder), session, config.train.steps, print)
+    return starting_point(Path(config.run.folder), session, print)
 
 
 def changed(config):
@@ -53,8 +53,8 @@ def changed(config):
 def test_reports_and_places_may_change(folder):
     moved = {"devices": "cpu,cpu", "threads": 2}
     config = make_config(folder.parent, run=moved, train={"log_every": 3, "keep": 5})
-    step, _ = resumed(config)
-    assert step == 3
+    found, state = resumed(config)
+    assert found.step == state["step"].item() == 3
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,47 @@ def test_without_a_run_file_of_that_run_the_message_stays_general(folder, text):
     if text is not None:
         (folder / "run.json").write_text(text)
     assert changed(make_config(folder.parent, train={"steps": 7})) == "settings, data or masks"
+
+
+def test_every_bit_of_the_run_file_is_seen(folder):
+    path, config = folder / "run.json", make_config(folder.parent, train={"steps": 7})
+    data, expected = path.read_bytes(), changed(config)
+    session = open_session(config, "run.toml")
+    # All would take a minute.
+    for bit in range(0, 8 * len(data), 29):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        said = []
+        with pytest.raises((CheckpointError, LaterFormatError)) as caught:
+            starting_point(folder, session, said.append)
+        seen = f"passing over the record of the last run: {path} is damaged" in "".join(said)
+        assert seen or caught.type is LaterFormatError or expected in str(caught.value)
+
+
+def test_a_run_file_of_a_later_release_is_refused(folder):
+    (folder / "run.json").write_text('{"format": 3}')
+    with pytest.raises(LaterFormatError, match=r"run\.json is of format 3, .*--fresh"):
+        resumed(make_config(folder.parent))
+
+
+def test_a_run_file_of_before_the_digest_is_read(folder):
+    record = json.loads((folder / "run.json").read_text())
+    del record["format"], record["document_sha256"]
+    (folder / "run.json").write_text(json.dumps(record, indent=1))
+    assert changed(make_config(folder.parent, train={"steps": 7})) == "train.steps 6 -> 7"
+
+
+def test_where_no_checkpoint_can_be_used_that_is_told(folder):
+    config = make_config(folder.parent)
+    session = open_session(config, "run.toml")
+    (folder / "checkpoints" / "step-00000003" / "state.safetensors").write_bytes(b"")
+    said = []
+    assert starting_point(folder, session, said.append) is None
+    assert "passing over a checkpoint" in said[0]
+    assert said[1] == f"no checkpoint in {folder}/checkpoints can be used: starting at step 1"
+    assert starting_point(folder.parent / "none", session, said.append) is None
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize(

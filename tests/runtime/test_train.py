@@ -17,6 +17,7 @@ from maskgen.cli import main as maskgen
 from runtime.checkpoint import find_checkpoints
 from runtime.errors import ConfigError
 from runtime.evaluate import main as evaluate
+from runtime.export import main as export
 from runtime.generate import main as generate
 from runtime.metrics import read_metrics
 from runtime.prepare import main as prepare
@@ -132,6 +133,83 @@ def test_the_same_command_again_trains_nothing(root, trained):
     assert "0 steps (eager)" in again.stdout
     assert "time of" not in again.stdout
     assert len(read_metrics(root / "run" / "metrics.jsonl")) == 3
+
+
+@pytest.fixture
+def copied(root, trained, tmp_path):
+    """A copy of the finished run, and the options that name it."""
+    shutil.copytree(root / "run", tmp_path / "run")
+    return tmp_path / "run", ["--set", f"run.folder={tmp_path}/run"]
+
+
+def drafter_bytes(run):
+    return {path.name: path.read_bytes() for path in (run / "drafter").iterdir()}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: shutil.rmtree(folder),
+        lambda folder: (folder / "config.json").unlink(),
+        lambda folder: (folder / "target.json").unlink(),
+        lambda folder: (folder / "target.json").write_text("{"),
+        lambda folder: os.truncate(folder / "model.safetensors", 1000),
+        lambda folder: (folder / "config.json").write_text("{}"),
+    ],
+)
+def test_a_finished_runs_drafter_that_is_not_whole_is_exported_again(root, copied, damage):
+    run, options = copied
+    whole = drafter_bytes(run)
+    again = call(train, root, *options)
+    assert "exporting" not in again.stderr
+    damage(run / "drafter")
+    again = call(train, root, *options)
+    assert f"{run}/drafter holds no whole drafter of step 6: exporting it" in again.stderr
+    assert drafter_bytes(run) == whole
+
+
+def test_a_drafter_of_an_earlier_step_is_not_that_of_a_finished_run(root, copied):
+    run, options = copied
+    whole = drafter_bytes(run)
+    call(export, root, *options, "--step", "3")
+    assert drafter_bytes(run) != whole
+    assert "of step 6: exporting it" in call(train, root, *options).stderr
+    assert drafter_bytes(run) == whole
+
+
+def test_a_finished_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(root, copied):
+    run, options = copied
+    whole = drafter_bytes(run)
+    shutil.rmtree(run / "drafter")
+    last = run / "checkpoints" / "step-00000006" / "state.safetensors"
+    os.truncate(last, last.stat().st_size - 1)
+    again = call(train, root, *options)
+    assert f"passing over a checkpoint: {last} is damaged" in again.stderr
+    assert "resuming from step 3 of 6" in again.stderr
+    assert drafter_bytes(run) == whole
+    assert [item.step for item in find_checkpoints(run / "checkpoints")] == [6, 3]
+    assert "0 steps (eager)" in call(train, root, *options).stdout
+
+
+def test_a_run_folder_of_a_later_release_is_not_trained_over(root, copied):
+    run, options = copied
+    for meta in (run / "checkpoints").glob("*/meta.json"):
+        meta.write_text('{"format": 3}')
+    before = sorted(path.stat().st_mtime_ns for path in run.rglob("*"))
+    refused = call(train, root, *options, code=1)
+    assert "meta.json is of format 3, and this release reads formats up to 2" in refused.stderr
+    assert sorted(path.stat().st_mtime_ns for path in run.rglob("*")) == before
+
+
+def test_checkpoints_that_lie_elsewhere_are_forgotten_by_fresh(root, copied, tmp_path):
+    run, options = copied
+    (run / "checkpoints").rename(tmp_path / "disk")
+    (run / "checkpoints").symlink_to(tmp_path / "disk")
+    assert "this run is finished" in call(train, root, *options).stderr
+    fresh = call(train, root, *options, "--fresh", "--set", "train.save_every=6")
+    assert "6 steps (eager)" in fresh.stdout
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["step-00000006"]
+    assert (run / "checkpoints").is_symlink()
 
 
 def test_evaluation_compares_with_the_targets_own_text(root, trained):
