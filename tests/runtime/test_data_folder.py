@@ -18,7 +18,6 @@ from runtime.data_folder import (
 )
 from runtime.dataset import Dataset, open_splits, write_dataset
 from runtime.errors import DatasetError, LaterFormatError
-from runtime.sealed import seal
 from tests.runtime.test_formats import META, samples
 
 KEYED = {**META, "key": "k", "split": {"seed": 1}}
@@ -66,16 +65,6 @@ def test_data_of_a_later_release_are_neither_read_nor_replaced(folder):
         with pytest.raises(LaterFormatError, match=r"is of format 3, .*another \[data\]"):
             refused()
     assert names(folder) == before
-
-
-@pytest.mark.parametrize("missing", ["features", "context", "layer_ids", "target", "sha256"])
-def test_a_meta_that_lacks_a_part_is_named(folder, missing):
-    meta = read_meta(folder)
-    del meta[missing]
-    for text in (seal(meta), json.dumps({**meta, "format": 1}).encode()):
-        (folder / "meta.json").write_bytes(text)
-        with pytest.raises(DatasetError, match=rf"meta\.json must .* has no '{missing}'"):
-            read_meta(folder)
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "mount point"])
