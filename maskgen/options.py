@@ -29,12 +29,6 @@ version_option = click.option(
     "--version",
     metavar="ID",
     help="Version id, or its first digits.",
-    show_default="the current one",
-)
-shipped_option = click.option(
-    "--version",
-    metavar="ID",
-    help="Version id, or its first digits.",
     show_default="the one that holds the masks of --config, else the current one",
 )
 
@@ -81,7 +75,7 @@ class Place:
         return cache.open_store(self.cache, writable=writable)
 
     def version(self, store: "Store", asked: str | None) -> str | None:
-        """Choose the version to ship: as asked, the one that holds the run file's masks, or None.
+        """Choose a version: as asked, the one that holds the run file's masks, or None for the current.
 
         Raises:
             VersionNotFoundError: No version holds them all.

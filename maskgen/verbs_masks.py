@@ -104,7 +104,8 @@ def list_entries(place: Place, version: str | None, as_json: bool) -> None:
     from maskgen.errors import MaskSpecError
     from maskgen.rows import entry_row
 
-    chosen = place.open().version(version)
+    store = place.open()
+    chosen = store.version(place.version(store, version))
     rows, entries = [], []
     for info in chosen.entries.values():
         try:
@@ -145,7 +146,8 @@ def show(
     from maskgen.entry import parse_entry
     from maskgen.picture import entry_kinds, save_picture, text_picture
 
-    entry = parse_entry(place.open().load(name, version))
+    store = place.open()
+    entry = parse_entry(store.load(name, place.version(store, version)))
     kinds = entry_kinds(entry, batch=layout, head=head)
     spec = entry.spec
     if as_json:
@@ -181,6 +183,7 @@ def report(
     from maskgen.report import html_report, save_report
 
     store = place.open()
+    version = place.version(store, version)
     with show_progress("report") as progress:
         page = html_report(store, version, heads=heads, head_dim=head_dim, progress=progress)
     save_report(file, page)
@@ -212,7 +215,7 @@ def verify(
     that cannot be built again here is no difference: it is named and counted as not compared.
     """
     store = place.open()
-    chosen = store.version(version)
+    chosen = store.version(place.version(store, version))
     found: list[Finding | Difference] = [*store.verify(chosen.id)]
     not_compared: list[Difference] = []
     if deep:

@@ -11,7 +11,6 @@ from maskgen.options import (
     DIFFERENCE_FOUND,
     Place,
     json_option,
-    shipped_option,
     store_options,
     version_option,
 )
@@ -108,7 +107,7 @@ def gc(place: Place, keep: int, as_json: bool) -> None:
 @click.command(cls=Command)
 @click.argument("file", type=click.Path(dir_okay=False))
 @store_options
-@shipped_option
+@version_option
 def pack(file: str, place: Place, version: str | None) -> None:
     """Write a version to FILE, a zip that --cache reads in place."""
     import cache
@@ -131,7 +130,7 @@ def unpack(file: str, place: Place) -> None:
 @click.command(cls=Command)
 @click.argument("url")
 @store_options
-@shipped_option
+@version_option
 def push(url: str, place: Place, version: str | None) -> None:
     """Copy a version to URL, only what is missing there, and make it current there."""
     import cache
@@ -151,6 +150,7 @@ def pull(url: str, place: Place, version: str | None) -> None:
     import cache
 
     target = place.cache
+    version = place.version(cache.open_store(url), version)
     _echo_shipment("pulled", cache.pull(url, target, version), target)
 
 

@@ -353,12 +353,14 @@ def test_deep_verification_says_what_it_cannot_compare(built, tmp_path, change, 
     data = store.load(NAMES[0]).to_data()
     data.spec.update(change)
     store.publish([data])
-    result = run("verify", "--deep", "--config", built)
+    result = run("verify", "--deep", "--cache", tmp_path / "masks.zarr")
     assert result.exit_code == outcome
     assert message in result.stdout
     counted = "1 difference" if outcome else "no difference, 1 not compared"
     assert result.stdout.endswith(f"{counted}\n")
-    report = json.loads(run("verify", "--deep", "--json", "--config", built).stdout)
+    report = json.loads(
+        run("verify", "--deep", "--json", "--cache", tmp_path / "masks.zarr").stdout
+    )
     assert [len(report[key]) for key in ("findings", "not_compared")] == [
         bool(outcome),
         not outcome,

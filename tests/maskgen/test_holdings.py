@@ -144,6 +144,29 @@ def test_what_is_shipped_is_what_the_run_file_asks_for(two_files, monkeypatch, o
     assert list(cache.open_store(url).version().entries) == [f"{name}/q32-kv32"]
 
 
+def test_what_is_looked_at_is_what_the_run_file_asks_for(two_files, monkeypatch):
+    monkeypatch.chdir(two_files)
+    entry = {name: f"{name}/q32-kv32" for name in "ab"}
+    for options, name in ((["--config", "a.toml"], "a"), (["--cache", "m.zarr"], "b")):
+        for verb in ("list", "verify"):
+            shown = json.loads(run(verb, "--json", *options).stdout)["entries"]
+            assert entry[name] in str(shown)
+            assert len(shown) == 1
+        assert run("show", entry[name], *options).exit_code == 0
+        assert run("report", "page.html", *options).exit_code == 0
+        assert entry[name] in (two_files / "page.html").read_text()
+    refused = run("verify", "--config", "a.toml", "--set", "masks.BLOCK_SIZE=32")
+    assert refused.exit_code == 1
+    assert "no version in" in refused.stderr
+
+
+def test_what_is_pulled_is_what_the_run_file_asks_for(two_files, monkeypatch):
+    monkeypatch.chdir(two_files)
+    there = ["--config", "a.toml", "--cache", "there.zarr"]
+    assert run("pull", f"file://{two_files}/m.zarr", *there).exit_code == 0
+    assert list(cache.open_store("there.zarr").version().entries) == ["a/q32-kv32"]
+
+
 def test_nothing_is_shipped_for_a_run_file_whose_masks_are_not_there(two_files, monkeypatch):
     monkeypatch.chdir(two_files)
     result = run("pack", "m.zip", "--config", "a.toml", "--set", "masks.BLOCK_SIZE=32")
