@@ -75,7 +75,7 @@ class Place:
         return cache.open_store(self.cache, writable=writable)
 
     def version(self, store: "Store", asked: str | None) -> str | None:
-        """Choose a version: as asked, the one that holds the run file's masks, or None for the current.
+        """Choose a version: as asked, or the one with the run file's masks; None is the current.
 
         Raises:
             VersionNotFoundError: No version holds them all.

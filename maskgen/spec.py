@@ -146,8 +146,11 @@ class MaskSpec:
             raise MaskSpecError(where, [family, params], "family is a string, params is an object")
         if kind == "layouts":
             checked_int(f"{where}: draws", params.get("draws"))
-            for key in ("answer_starts", "answer_ends"):
-                checked_ints(f"{where}: {key}", params.get(key), minimum=0)
+            lists = {
+                key: checked_ints(f"{where}: {key}", params.get(key), minimum=0)
+                for key in ("answer_starts", "answer_ends")
+            }
+            params = {**params, **lists}
         return cls(
             name=name,
             family=family,

@@ -222,6 +222,13 @@ def test_json_comes_back_as_it_was():
         assert MaskSpec.from_json(spec.name, spec.to_json()) == spec
 
 
+def test_windows_of_an_untrusted_cache_are_lists():
+    (spec,) = read({**LAYOUTS, "context": [128]})
+    record = spec.to_json()
+    record["params"] = {**record["params"], "answer_starts": 0, "answer_ends": 128}
+    assert MaskSpec.from_json(spec.name, record).num_layouts == spec.params["draws"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
