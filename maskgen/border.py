@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -80,6 +81,7 @@ class Command(click.Command):
         """Run the command; an error becomes a message and an exit code."""
         if (hidden := hidden_cache()) is not None:
             raise click.ClickException(hidden)
+        _open_streams()
         # Loaded now: once files or memory have run out it would be too late.
         from maskgen.faults import exit_code, show
 
@@ -92,6 +94,13 @@ class Command(click.Command):
             show(error, asked.run_file, asked.settings, debug=ctx.meta.get(DEBUG, False))
             _drop_output()
             raise click.exceptions.Exit(exit_code(error)) from error
+
+
+def _open_streams() -> None:
+    """Let what nobody wants to read go nowhere, rather than into the next file that is opened."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def _drop_output() -> None:

@@ -35,10 +35,16 @@ those of zlib, struct, csv and binascii."""
 KINDS: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
     (("MemoryError", "OutOfMemoryError"), "", "out of memory", LESS),
     (("RuntimeError", "ImportError"), NO_MEMORY, "out of memory", LESS),
+    (
+        ("KeyError", "RuntimeError"),
+        r"getpwuid|home directory",
+        "this user has no home",
+        "set the environment variables USER and HOME",
+    ),
     (("RecursionError",), "", "something is nested too deeply", "see what it reads"),
     (
-        ("AcceleratorError", "DeferredCudaCallError"),
-        "",
+        ("RuntimeError", "DeferredCudaCallError"),
+        r"\bCUDA|\bcuDNN|\bCUDNN|\bCUBLAS|NVIDIA|\bNCCL",
         "the device fails",
         "see that its driver is sound (`nvidia-smi`), then run it again",
     ),

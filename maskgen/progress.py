@@ -1,9 +1,12 @@
-"""Progress of a verb: a bar on a terminal, plain lines elsewhere. Both go to stderr."""
+"""Progress of a verb: a bar on a terminal, plain lines elsewhere. Both go to stderr.
+
+Where it cannot be shown, work goes on.
+"""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 
@@ -37,7 +40,8 @@ def _bar(what: str) -> Iterator[Progress]:
         def progress(name: str, done: int, total: int) -> None:
             bar.total = total
             bar.set_postfix_str(name, refresh=False)
-            bar.update(done - bar.n)
+            with suppress(OSError):
+                bar.update(done - bar.n)
 
         yield progress
 
@@ -50,6 +54,7 @@ def _lines(what: str) -> Progress:
         now = time.monotonic()
         if done == total or now - written >= LINE_INTERVAL_S:
             written = now
-            click.echo(f"{what}: {done}/{total} {name}", err=True)
+            with suppress(OSError):
+                click.echo(f"{what}: {done}/{total} {name}", err=True)
 
     return progress

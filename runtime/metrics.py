@@ -65,7 +65,7 @@ def interval_metrics(
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
+    return json.dumps(strict(row), allow_nan=False).encode() + b"\n"
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:
@@ -127,8 +127,9 @@ class MetricsLog:
         if row["skipped"]:
             shown += f"  {row['skipped']} steps skipped, not finite"
         if self._bar is not None:
-            self._bar.update(row["step"] - self._bar.n)
-            self._bar.set_postfix_str(shown, refresh=False)
+            with contextlib.suppress(OSError):
+                self._bar.update(row["step"] - self._bar.n)
+                self._bar.set_postfix_str(shown, refresh=False)
             return
         passed = time.monotonic() - self._began
         self._show(f"step {row['step']}/{self.total_steps}  {shown}  {passed:.0f} s")
@@ -136,7 +137,8 @@ class MetricsLog:
     def close(self) -> None:
         """End the bar."""
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError):
+                self._bar.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -173,14 +175,14 @@ def _parse_row(line: bytes) -> dict[str, Any]:
     for key in DRAWN:
         if not isinstance(row.get(key), int | float | None) or isinstance(row.get(key), bool):
             raise TypeError(f"{key} must be a number or null, found {row[key]!r:.40}")
-    found: dict[str, Any] = _strict(row)
+    found: dict[str, Any] = strict(row)
     return found
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
     """The value as JSON knows it, which has no NaN and no infinity."""
     if isinstance(value, Mapping):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_strict(item) for item in value]
+        return {key: strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -49,7 +49,8 @@ class Progress:
         """Count ``steps`` more."""
         self._done += steps
         if self._bar is not None:
-            self._bar.update(steps)
+            with contextlib.suppress(OSError):
+                self._bar.update(steps)
             return
         tenth = self._done * 10 // max(1, self.total)
         if tenth > self._shown:

@@ -95,6 +95,12 @@ ERRORS = {
     "device": (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: CUDA .*; close"),
     "host memory": (raised(torch.empty, 1 << 50), "out of memory: .*can't allocate.*; close"),
     "driver": (torch.AcceleratorError("CUDA error: x"), "the device fails: .*nvidia-smi"),
+    "no driver": (
+        RuntimeError("Found no NVIDIA driver"),
+        "the device fails: Found no .*nvidia-smi",
+    ),
+    "no user": (KeyError("getpwuid(): uid not found: 9"), "this user has no home: .*; set the env"),
+    "no home": (RuntimeError("Could not determine home directory."), "this user has no home: "),
     # of libraries
     "tensors": (
         named(raised(load, b"[]"), "w.safetensors"),
@@ -274,6 +280,27 @@ def test_an_output_that_is_full_is_named(lengths):
     assert line.startswith("Error: the output: No space left on device; make room")
     assert done.returncode == 1
     assert shell("$PLAN > /dev/full 2> /dev/full", lengths).returncode == 1
+
+
+def test_an_output_that_is_closed_is_none(lengths):
+    done = shell("$PLAN >&-", lengths)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = shell("$PLAN --config x >&- 2>&-", lengths)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+    done = shell(f"{sys.executable} -m maskgen list --cache none.zarr >&-", lengths)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: there is no cache at none.zarr")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_line_of_progress_that_cannot_be_shown_costs_nothing(lengths):
+    (lengths / "run.toml").write_text(
+        '[masks]\n[[masks.entry]]\nname = "m"\nfamily = "causal"\nQ_LEN = 128\n'
+    )
+    build = f"{sys.executable} -m maskgen build run.toml --cache"
+    assert shell(f"{build} quiet.zarr 2> /dev/full", lengths).returncode == 0
+    assert shell(f"({build} broken.zarr 2>&1 >table) | true", lengths).returncode == 0
+    assert "is current in broken.zarr" in (lengths / "table").read_text()
 
 
 def test_text_that_the_output_cannot_show_is_told(lengths):
