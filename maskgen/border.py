@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -92,8 +92,10 @@ class Command(click.Command):
         except (Exception, KeyboardInterrupt) as error:
             asked = ctx.find_root().obj or Asked(None, ())
             show(error, asked.run_file, asked.settings, debug=ctx.meta.get(DEBUG, False))
-            _drop_output()
+            _drop_unwritten(sys.stdout)
             raise click.exceptions.Exit(exit_code(error)) from error
+        finally:
+            _drop_unwritten(sys.stderr)
 
 
 def _open_streams() -> None:
@@ -103,11 +105,11 @@ def _open_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
-def _drop_output() -> None:
-    """Let nothing that could not be shown be tried again when the interpreter ends."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream.fileno())
+def _drop_unwritten(stream: TextIO) -> None:
+    """Let what could not be shown not be tried again, and told at length, as the program ends."""
+    try:
+        stream.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

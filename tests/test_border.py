@@ -258,10 +258,13 @@ PLAN = [sys.executable, "-m", "maskgen", "plan", "lengths.txt"]
 def shell(line, folder):
     """Run a shell line with our command as $PLAN."""
     root = str(Path(import_module("maskgen").__file__).parents[1])
+    environ = {**os.environ, "PYTHONPATH": root, "PLAN": " ".join(PLAN)}
+    # Else nothing is left in a buffer that is written once more at the end.
+    environ.pop("PYTHONUNBUFFERED", None)
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; {line}"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": root, "PLAN": " ".join(PLAN)},
+        env=environ,
         capture_output=True,
         text=True,
         check=False,
