@@ -13,15 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runtime.drafter_folder import (
-    CONFIG_FILE,
-    TRAIN,
-    WEIGHTS_FILE,
-    WRITTEN,
-    check_files,
-    read_network,
-    replace_files,
-)
 from runtime.options import Command, config_options, overriding
 from runtime.progress import say
 
@@ -118,6 +109,7 @@ def save_published(
     from safetensors.torch import save_file
 
     from runtime.drafter import fold_feature_scale
+    from runtime.drafter_folder import CONFIG_FILE, WEIGHTS_FILE, replace_files
 
     where = Path(folder)
     _check_weights("the weights to publish", config, weights)
@@ -165,6 +157,7 @@ def load_published(
     from safetensors.torch import load_file
 
     from runtime.drafter import Drafter
+    from runtime.drafter_folder import WEIGHTS_FILE, WRITTEN, check_files, read_network
     from runtime.errors import CheckpointError
 
     where = Path(folder)
@@ -229,6 +222,7 @@ def run_of(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":
     from runtime.checkpoint import find_checkpoints, newest_good
+    from runtime.drafter_folder import TRAIN
     from runtime.errors import CheckpointError
 
     found = find_checkpoints(root)

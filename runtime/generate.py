@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runtime.drafter_folder import TARGET_FILE
 from runtime.options import Command, devices_option
 from runtime.progress import say
 
@@ -25,13 +24,13 @@ DEFAULT_TARGET = "smollm2-135m"
     "--target",
     "target_name",
     help="The model that the drafter was trained for: a name, a folder or a .gguf file.  "
-    f"[default: as {TARGET_FILE} in the drafter's folder says, else {DEFAULT_TARGET}]",
+    f"[default: as target.json in the drafter's folder says, else {DEFAULT_TARGET}]",
 )
 @click.option(
     "--chat-template",
     metavar="NAME",
     help="As data.chat_template: target, plain or a jinja file.  [default: as the drafter was "
-    f"trained, by {TARGET_FILE}, else target]",
+    "trained, by target.json, else target]",
 )
 @click.option(
     "--template",

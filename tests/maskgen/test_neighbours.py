@@ -15,15 +15,24 @@ def test_our_own_cache_is_found():
     assert hidden_cache() is None
 
 
-@pytest.mark.parametrize("module", ["maskgen", "runtime.train"])
-@pytest.mark.parametrize("name", ["cache.py", "cache/__init__.py"])
-def test_a_cache_of_ones_own_is_told_in_one_line(tmp_path, module, name):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cache.py", "maskgen list"),
+        ("cache/__init__.py", "maskgen list"),
+        ("cache.py", "runtime.prepare"),
+        ("cache.py", "runtime.train"),
+        ("cache.py", "runtime.evaluate"),
+        ("cache.py", "runtime.export"),
+        ("cache.py", "runtime.generate --drafter x --prompt y"),
+    ],
+)
+def test_a_cache_of_ones_own_is_told_in_one_line(tmp_path, name, words):
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.write_text("raise SystemExit('imported')\n")
-    words = ["-m", module, *(["list"] if module == "maskgen" else [])]
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, "-m", *words.split()],
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
