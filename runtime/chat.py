@@ -14,6 +14,8 @@ OTHER_ROLES = ("developer", "function", "tool")
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Names under which records and templates know an answer's reasoning."""
+MESSAGE_KEYS = {"role", "content", "weight", "tool_calls", "function_call", *REASONING_KEYS}
+"""What is read of a message."""
 
 
 class Skipped(Exception):

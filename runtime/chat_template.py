@@ -73,7 +73,8 @@ class TemplateChoice:
         """
         try:
             choice = cls(saved["chat_template"], dict(saved["keywords"]), saved.get("text"))
-            whole = choice.as_dict() == saved
+            own = choice.text is None and choice.chat_template in (TARGET, PLAIN)
+            whole = choice.as_dict() == saved and (own or isinstance(choice.text, str))
         except (KeyError, TypeError, ValueError):
             whole = False
         if not whole:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from runtime.devices import Placement
     from runtime.text import Record
 
-RULES = 3
+RULES = 4
 """Raised whenever the rules of ``runtime.samples`` change what a folder holds."""
 WRITTEN = {"counts", "dropped", "noted", "places", "split", "target"}
 """What ``meta.json`` must have to be shown again or divided anew."""

@@ -71,7 +71,9 @@ def find_reader(content: bytes) -> tuple[Reader, bytes]:
 
 def _lines(head: bytes) -> list[bytes]:
     """The first lines that are not blank; the last one only if it is whole or alone."""
-    lines = [line for line in head.splitlines() if line.strip()]
+    # Files that were put together keep each its own mark.
+    lines = [line.removeprefix(BOM) for line in head.splitlines()]
+    lines = [line for line in lines if line.strip()]
     cut = len(head) == HEAD and not head.endswith((b"\n", b"\r"))
     return lines[:-1] if cut and len(lines) > 1 else lines
 
@@ -108,7 +110,7 @@ def _read_text(content: bytes) -> Iterable[Piece]:
 
 
 def _is_table(head: bytes) -> bool:
-    return any(_has_columns(head, delimiter) for delimiter in ",;\t")
+    return any(_has_columns(head, delimiter) for delimiter in ",;\t|")
 
 
 def _has_columns(head: bytes, delimiter: str) -> bool:

@@ -52,10 +52,12 @@ def tokenise(
         eos_token_ids: Tokens that end an answer.
 
     Raises:
-        Skipped: The template refuses the conversation, or no token of one that ends with an answer
-            is supervised.
+        Skipped: The template refuses the conversation or leaves its open question out, or no token
+            of one that ends with an answer is supervised.
     """
     rendering = _Rendering(template, messages)
+    if rendering.is_open and not rendering.shows(len(messages) - 1):
+        raise Skipped(f"question that {template.name} leaves out")
     tokens = encode(template.tokenizer, rendering.text)
     loss_mask = [0] * len(tokens.ids)
     notes: Counter[str] = Counter()
@@ -138,6 +140,10 @@ class _Rendering:
         unused = (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in self.text)
         self._marks = next(unused), next(unused)
         self._found: dict[tuple[int, str], _Place | None] = {}
+
+    def shows(self, turn: int) -> bool:
+        """Whether a message's own text is written at all."""
+        return self._find(turn, "content") is not None
 
     def content(self, turn: int) -> Span | None:
         """A message's own text; None where the template leaves it out or writes it repeatedly."""

@@ -7,22 +7,19 @@ torn generation config. Its readers raise what they like. This is the one border
 import io
 import re
 import sys
-import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from runtime.errors import ConfigError, TargetNotFoundError, TrainingError
-from runtime.target_files import JSON_FILES, TargetFiles, check_kind, damaged, read_object
+from runtime.target_checks import check_files
+from runtime.target_files import TargetFiles, damaged, read_object
 from runtime.target_outline import TargetOutline
 
 LISTED = 5
 """Tensors that a refusal names."""
-PARAMETER = re.compile(r"\.(\d+)\..*\.(weight|bias)$")
-"""Of a decoder layer, after the layers' name; not scales of caches and the like."""
 OLD_BUFFERS = re.compile(r"\b(attn|attention|self_attention)\.(masked_)?bias$")
 """Causal masks, which old checkpoints hold beside the parameters."""
 
@@ -107,8 +104,10 @@ def _read_generation_config(model: Any, files: TargetFiles, name: str) -> None:
     with _reading(name, str(path)):
         generation = GenerationConfig.from_dict(read_object(path))
     ends = generation.eos_token_id
-    if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends or 0])):
-        raise damaged(path, f"eos_token_id must be token ids, found {ends!r}")
+    rows = getattr(model.config.get_text_config(), "vocab_size", 2**31)
+    for end in ends if isinstance(ends, list) else [ends or 0]:
+        if type(end) is not int or not 0 <= end < rows:
+            raise damaged(path, f"eos_token_id must be token ids below {rows}, found {ends!r}")
     model.generation_config = generation
 
 
@@ -140,63 +139,6 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {shown}"
 
 
-def check_files(files: TargetFiles) -> None:
-    """Refuse files that are torn or something else than their name says.
-
-    Cheap: of weights only headers are read. What a hub name has yet to download is not looked at.
-
-    Raises:
-        TargetNotFoundError: Names the file and what it is.
-    """
-    weights = files.weights()
-    for path in (*files.texts(), *weights):
-        check_kind(path)
-        if path.name in JSON_FILES:
-            read_object(path)
-    for path in weights:
-        _check_weights(path)
-    if files.gguf_file is not None:
-        return
-    adapter = files.folder / "adapter_config.json"
-    if adapter.exists():
-        raise TargetNotFoundError(
-            f"{adapter}: an adapter lies beside the model; merge it into the weights, or remove it"
-        )
-    config = read_object(files.folder / "config.json")
-    if "auto_map" in config and not _is_known(config):
-        raise TargetNotFoundError(
-            f"{files.folder / 'config.json'}: model type {config.get('model_type')!r} comes with "
-            "code of its own (auto_map), which is never run; choose a model that transformers has"
-        )
-
-
-def _is_known(config: dict[str, Any]) -> bool:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    return config.get("model_type") in CONFIG_MAPPING
-
-
-def _check_weights(path: Path) -> None:
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="pt"):
-                return
-        except (SafetensorError, OSError) as error:
-            raise damaged(path, f"it is damaged or cut, {_size(path)} long ({error})") from error
-    with path.open("rb") as stream:
-        start = stream.read(4)
-    if path.suffix == ".gguf" and start not in (b"GGUF", b"FUGG"):
-        raise damaged(path, "it is no GGUF file")
-    if path.suffix == ".bin" and start.startswith(b"PK") and not zipfile.is_zipfile(path):
-        raise damaged(path, f"it is cut, {_size(path)} long")
-
-
-def _size(path: Path) -> str:
-    return f"{path.stat().st_size:,} bytes"
-
-
 def _check_complete(outline: TargetOutline, loading: dict[str, Any]) -> None:
     """Refuse tensors that the files lack, and those that show that config and files are of two."""
     found: dict[str, list[str]] = {
@@ -206,7 +148,7 @@ def _check_complete(outline: TargetOutline, loading: dict[str, Any]) -> None:
             for key, ours, theirs in sorted(loading["mismatched_keys"])
         ],
         "hold what config.json does not name": sorted(
-            key for key in loading["unexpected_keys"] if _is_of_layer(key, outline)
+            key for key in loading["unexpected_keys"] if _is_left_out(key, outline)
         ),
         "give no": sorted(map(str, loading.get("conversion_errors") or ())),
         "cannot be read:": sorted(map(str, loading["error_msgs"])),
@@ -220,20 +162,22 @@ def _check_complete(outline: TargetOutline, loading: dict[str, Any]) -> None:
             )
 
 
-def _is_of_layer(key: str, outline: TargetOutline) -> bool:
-    """Whether an unexpected tensor is a parameter of a decoder layer that the model should have."""
-    modules = outline.model.named_modules()
-    where = next((name for name, module in modules if module is outline.layers), None)
-    if where is None or not key.startswith(f"{where}."):
+def _is_left_out(key: str, outline: TargetOutline) -> bool:
+    """Whether an unexpected tensor is a parameter that the model should have.
+
+    One of a module that it has, or of a decoder layer.
+    """
+    modules = dict(outline.model.named_modules())
+    module, _, name = key.rpartition(".")
+    if OLD_BUFFERS.search(key) is not None or name not in ("weight", "bias"):
         return False
-    parameter = PARAMETER.match(key.removeprefix(where))
+    where = next((name for name, module in modules.items() if module is outline.layers), None)
+    layer = re.match(rf"{re.escape(str(where))}\.(\d+)\.", key)
     # Layers that predict further tokens stand after the others, and nothing here reads them.
     extra = int(getattr(outline.config, "num_nextn_predict_layers", 0) or 0)
-    return (
-        parameter is not None
-        and OLD_BUFFERS.search(key) is None
-        and not 0 <= int(parameter[1]) - outline.num_layers < extra
-    )
+    if layer is not None:
+        return not 0 <= int(layer[1]) - outline.num_layers < extra
+    return module in modules
 
 
 def _finite(model: Any, name: str) -> Any:

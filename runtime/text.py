@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.chat import MESSAGE_KEYS
 from runtime.counts import Counts, shown
 from runtime.errors import ConfigError
 from runtime.pieces import Piece
@@ -127,7 +128,14 @@ def _record(piece: Piece, source: str, file: int, counts: Counts) -> Record:
         raise _LeftOutError("neither messages nor prompt", f"found {_described(value)}")
     read, messages = _messages(value)
     _check(messages)
-    counts.note_unread([key for key in value if key not in read])
+    within = {
+        f"messages.{key}": None
+        for message in (messages if isinstance(messages, list) else [])
+        if isinstance(message, dict)
+        for key in message
+        if key not in MESSAGE_KEYS
+    }
+    counts.note_unread([*(key for key in value if key not in read), *within])
     return Record(source=source, file=file, messages=messages)
 
 

@@ -141,7 +141,18 @@ def test_a_choice_is_plain_data_and_comes_back(tmp_path):
     }
 
 
-@pytest.mark.parametrize("saved", [{}, [], "target", {"chat_template": "plain", "keywords": 3}])
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {},
+        [],
+        "target",
+        {"chat_template": "plain", "keywords": 3},
+        {"chat_template": "mine.jinja", "keywords": {}},
+        {"chat_template": 5, "keywords": {}},
+        {"chat_template": "mine.jinja", "keywords": {}, "text": 5},
+    ],
+)
 def test_a_choice_that_is_none_is_refused(saved):
     with pytest.raises(ConfigError, match=r"must be as runtime\.prepare writes it"):
         TemplateChoice.from_dict(saved)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tokenizers import normalizers
 from tokenizers.processors import TemplateProcessing
 
 from runtime import samples
@@ -13,7 +14,7 @@ from runtime.dataset import Sample
 from runtime.errors import ConfigError, SampleTooLongError
 from runtime.samples import SampleMaker, split, to_samples
 from runtime.text import Record
-from tests.runtime.tiny_text import CHATML, EOS, byte_target
+from tests.runtime.tiny_text import CHATML, EOS, byte_target, byte_tokenizer
 
 CONTEXT = 64
 LAYER_IDS = (1, 4)
@@ -138,7 +139,9 @@ def test_token_outside_the_embedding_is_counted(target, answered):
 
 
 def test_a_prompt_of_which_no_token_is_left_is_counted(target, answered, monkeypatch):
-    monkeypatch.setattr(target.tokenizer, "chat_template", "{% for m in messages %}{% endfor %}")
+    deaf = byte_tokenizer("{{ messages[0].content }}")
+    deaf.backend_tokenizer.normalizer = normalizers.Replace("hi", "")
+    monkeypatch.setattr(target, "tokenizer", deaf)
     made = maker(target)
     assert not made.make([prompt("hi")])
     assert +made.counts.dropped == {"no tokens": 1}

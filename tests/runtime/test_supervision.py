@@ -172,6 +172,19 @@ def test_a_prompt_that_lacks_the_question_is_none():
     assert found == ["b</s>", "d</s>"]
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "hello",
+        "{% for m in messages %}<{{ m.role }}>{% endfor %}",
+        "{% for m in messages %}{% if not loop.last %}{{ m.content }}{% endif %}{% endfor %}",
+    ],
+)
+def test_an_open_question_that_the_template_leaves_out_is_not_asked(template):
+    with pytest.raises(Skipped, match=f"^question that {NAME} leaves out$"):
+        learned(template, talk((U, "a"), (A, "b"), (U, "c")))
+
+
 def test_texts_written_twice_do_not_reach_into_other_messages():
     messages = talk((U, "question"), (A, "answer"), (U, "more"), (A, "end"))
     found, notes = learned(THINKING + "{{ messages[1].content }}", messages)

@@ -105,6 +105,8 @@ def test_a_json_file_without_an_object(folder, name, value):
         ("generation_config.json", '{"eos_token_id": [2, "5"]}'),
         ("generation_config.json", '{"eos_token_id": {"a": 1}}'),
         ("generation_config.json", '{"eos_token_id": true}'),
+        ("generation_config.json", '{"eos_token_id": [2, 24]}'),
+        ("generation_config.json", '{"eos_token_id": -1}'),
     ],
 )
 def test_an_object_that_is_no_such_file(folder, name, text):
@@ -156,9 +158,11 @@ def test_shapes_that_config_does_not_say(folder):
         "model.layers.1.self_attn.q_proj.bias",
         "model.layers.0.self_attn.k_norm.weight",
         f"model.layers.{LAYERS}.mlp.up_proj.weight",
+        "model.norm.bias",
+        "lm_head.bias",
     ],
 )
-def test_a_parameter_of_a_layer_that_the_model_would_leave_out(folder, name):
+def test_a_parameter_that_the_model_would_leave_out(folder, name):
     edit(folder, lambda tensors: tensors.update({name: torch.ones(4)}))
     assert f"hold what config.json does not name {name};" in refusal(folder)
 
@@ -170,6 +174,8 @@ def test_tensors_beside_the_layers_are_no_matter(folder):
         "model.layers.0.self_attn.k_scale": torch.ones(1),
         "model.layers.0.attn.masked_bias": torch.ones(1),
         "vision_tower.layers.3.weight": torch.ones(4),
+        "model.rotary_emb.inv_freq": torch.ones(4),
+        "score.weight": torch.ones(2, 32),
     }
     edit(folder, lambda tensors: tensors.update(extra))
     set_json(folder / "config.json", num_nextn_predict_layers=1)
@@ -184,6 +190,44 @@ def test_weights_that_are_not_finite(folder, value, dtype):
         TargetNotFoundError, match=r"1 of its tensors hold NaN .* model.layers.4.ml"
     ):
         Target.load(folder, dtype=dtype)
+
+
+SCALED = "model.layers.2.mlp.gate_proj.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn])
+def test_quantised_weights_are_not_taken_for_plain_ones(folder, dtype):
+    def quantise(tensors):
+        tensors[SCALED] = (tensors[SCALED] * 9).to(dtype)
+        tensors[f"{SCALED}_scale"] = torch.tensor(1 / 9)
+
+    edit(folder, quantise)
+    line = refusal(folder, early=True)
+    assert f"model.safetensors: {SCALED} is " in line
+    assert "quantised, and config.json has no quantization_config" in line
+
+
+@pytest.mark.parametrize("within", [(), ("text_config",)])
+def test_a_quantisation_that_transformers_passes_over(folder, within):
+    said = {"quantization_config": {"quant_method": "modelopt"}}
+    for key in within:
+        said = {key: said}
+    set_json(folder / "config.json", **said)
+    assert "weights are quantised by 'modelopt', which" in refusal(folder, early=True)
+
+
+def test_floats_of_several_kinds_in_one_file_are_read(folder):
+    kinds = [torch.float64, torch.float16, torch.bfloat16, torch.float32]
+    edit(
+        folder,
+        lambda tensors: tensors.update(
+            {
+                **{name: t.to(kinds[i % 4]) for i, (name, t) in enumerate(tensors.items())},
+                "model.layers.0.attn.masked_bias": torch.ones(1, dtype=torch.uint8),
+            }
+        ),
+    )
+    assert Target.load(folder).dtype == torch.float32
 
 
 @pytest.fixture

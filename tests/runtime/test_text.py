@@ -151,6 +151,23 @@ def test_keys_that_nothing_reads_are_noted(tmp_path):
     assert counts.noted["key not read: other keys"] == 6
 
 
+def test_keys_within_messages_that_nothing_reads_are_noted(tmp_path):
+    said = {"role": "assistant", "content": "so", "weight": 0, "thinking": "hm"}
+    talk = [{"role": "user", "content": "why?", "name": "Ann"}, {**said, "train": False}]
+    lines = [{"messages": talk * 2}, {"prompt": talk[:1], "answer": "so"}, {"messages": "why?"}]
+    records, counts, _ = read(tmp_path, "\n".join(map(json.dumps, lines)).encode())
+    assert len(records) == 3
+    assert counts.noted == {"key not read: messages.name": 2, "key not read: messages.train": 1}
+
+
+def test_files_with_marks_that_were_put_together(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    lines = [mark + b'{"prompt": "question %d"}\n' % i for i in range(3)]
+    records, counts, _ = read(tmp_path, b"".join(lines))
+    assert asked(records) == [f"question {i}" for i in range(3)]
+    assert not counts.dropped
+
+
 def test_plain_text_is_one_record(tmp_path):
     records, counts, path = read(tmp_path, b"\xef\xbb\xbfone\r\ntwo\rthree\n", "book.txt")
     assert records[0].text == "one\ntwo\nthree\n"
