@@ -3,7 +3,8 @@
 from cache import errors
 from cache.digest import canonical_json, sha256_hex
 from cache.entry import Entry, EntryData
-from cache.ship import Shipment, pack, pull, push, unpack
+from cache.receive import Shipment
+from cache.ship import pack, pull, push, unpack
 from cache.store import Store, open_store
 from cache.sweep import GcReport
 from cache.verify import Finding

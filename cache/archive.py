@@ -18,7 +18,7 @@ _KEY = re.compile(
     r"zarr\.json|[0-9a-f]{64}/(zarr\.json|(spans|tables)/(zarr\.json|c/(0|[1-9][0-9]{0,3})))"
 )
 
-_ZIP_ERRORS = (
+ZIP_ERRORS = (
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
     EOFError,
@@ -47,7 +47,7 @@ class ZipSource:
         except FileNotFoundError as error:
             msg = f"there is no file {path}; {how_to_build(self.location)}"
             raise StoreNotFoundError(self.location, msg) from error
-        except _ZIP_ERRORS as error:
+        except ZIP_ERRORS as error:
             raise DamagedEntryError(self.location, "it must be a zip", found=str(error)) from error
         except OSError as error:
             raise StoreReadError(self.location, error) from error
@@ -94,7 +94,7 @@ class ZipSource:
         check_size(self.name(key), info.file_size, limit)
         try:
             return self._zip.read(info)
-        except _ZIP_ERRORS as error:
+        except ZIP_ERRORS as error:
             raise DamagedEntryError(
                 self.name(key), "the zip must hold it whole", found=str(error)
             ) from error

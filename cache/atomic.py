@@ -1,8 +1,7 @@
 """Files and folders that appear whole or not at all: temp sibling, fsync, rename.
 
-Temporary things stand beside the store, never inside it, so that a reader who lists the store
-meets finished versions only. Their names start with ``.NAME.tmp-``; ``gc`` sweeps what a killed
-process left.
+Temporary things stand in a folder that is its maker's alone, beside what they will become. Its name
+starts with ``.NAME.tmp-``; ``gc`` sweeps what a killed process left.
 """
 
 import contextlib
@@ -10,11 +9,24 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _CANNOT_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """What network file systems say to the sync of a folder."""
+
+TOUCH_S = 60.0
+"""Seconds between two touches of a folder that is worked in; ``gc`` leaves it alone for an hour."""
+
+
+IsLeft = Callable[[BaseException], bool]
+"""Tells whether a folder stays after an error of the block that worked in it."""
+
+
+def never(_: BaseException) -> bool:
+    """Leave nothing."""
+    return False
 
 
 def temp_prefix(target: Path) -> str:
@@ -35,11 +47,53 @@ def staging_folder(target: Path) -> Iterator[Path]:
     Raises:
         OSError: The parent cannot be written.
     """
-    folder = Path(tempfile.mkdtemp(prefix=temp_prefix(target), dir=target.parent))
-    try:
+    with own_folder(target.parent, temp_prefix(target)) as folder:
         yield folder
+
+
+@contextlib.contextmanager
+def own_folder(parent: Path, prefix: str, is_left: IsLeft = never) -> Iterator[Path]:
+    """Give a fresh folder with a name of its own, and remove it at the end.
+
+    It is touched as long as the block works, so that whoever sweeps by age leaves it alone.
+
+    Args:
+        parent: Where it is made.
+        prefix: Of its name.
+        is_left: Whether it stays after this error of the block.
+
+    Raises:
+        OSError: ``parent`` cannot be written.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    removed = True
+    try:
+        with _touched(folder):
+            yield folder
+    except BaseException as error:
+        removed = not is_left(error)
+        raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if removed:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _touched(folder: Path) -> Iterator[None]:
+    done = threading.Event()
+
+    def touch() -> None:
+        while not done.wait(TOUCH_S):
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+
+    thread = threading.Thread(target=touch, name="cache-touch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -1,27 +1,23 @@
 """Carry a version between machines: pack and unpack a zip, push to and pull from a URL.
 
-What is sent was verified before, what is received is verified before it is renamed into place,
-and only the format's own keys are ever written. Sidecars stay at home: they are no part of a
-version, and nothing proves them.
+What is sent was verified before; receive.py verifies what comes. Only the format's own keys are
+ever written. Sidecars stay at home: they are no part of a version, and nothing proves them.
 """
 
 import contextlib
-import dataclasses
 import os
-import shutil
 import stat
 import zipfile
 from pathlib import Path
 
 from cache.address import is_url
 from cache.archive import ZipSource
-from cache.atomic import staging_folder, sync_folder, temp_prefix, write_synced
+from cache.atomic import staging_folder, sync_folder
 from cache.errors import (
     CacheError,
     DamagedEntryError,
     ShippingError,
     StoreWriteError,
-    VersionNotFoundError,
 )
 from cache.layout import (
     ROOT_KEY,
@@ -29,32 +25,17 @@ from cache.layout import (
     ChunkGrid,
     array_document,
     array_key,
-    check_chunk,
-    chunk_key,
-    max_chunk_bytes,
     root_document,
     version_key,
 )
+from cache.place import followed
 from cache.reader import VersionReader
+from cache.receive import Shipment, receive, sound_chunk
 from cache.remote import url_source
-from cache.source import FolderSource, Source, read_part
 from cache.store import Store, open_store
 from cache.upload import RemoteWriter
 from cache.verify import findings_of
 from cache.version import Version
-
-
-@dataclasses.dataclass(frozen=True)
-class Shipment:
-    """What a pack, unpack, push or pull did."""
-
-    version: str
-    """The id of the version."""
-    copied: int
-    """Files that were written."""
-    kept: int
-    """Files that were there already and right."""
-    copied_bytes: int
 
 
 def pack(store: Store, zip_path: str | os.PathLike[str], version: str | None = None) -> Shipment:
@@ -76,6 +57,7 @@ def pack(store: Store, zip_path: str | os.PathLike[str], version: str | None = N
     target = Path(zip_path)
     if target.suffix != ".zip":
         raise StoreWriteError(str(target), f"{target} must end in .zip")
+    target = followed(target)
     reader = _sound_reader(store, version)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -126,9 +108,7 @@ def unpack(
     if not isinstance(source, ZipSource):
         raise ShippingError(store.location, f"{store.location} is no .zip; `pull` takes others")
     with contextlib.closing(source):
-        return _receive(
-            store, location, store.resolve(), make_current=make_current, resumable=False
-        )
+        return receive(store, location, store.resolve(), make_current=make_current, resumable=False)
 
 
 def push(
@@ -153,7 +133,7 @@ def push(
         FormatVersionError: What stands at the URL is something else.
     """
     if not is_url(url) or url.startswith("file://"):
-        return _receive(
+        return receive(
             store, url.removeprefix("file://"), store.resolve(version), make_current=make_current
         )
     far = RemoteWriter(url_source(url))
@@ -207,105 +187,7 @@ def pull(
         StoreWriteError: The disk refuses.
     """
     store = open_store(url)
-    return _receive(store, location, store.resolve(version), make_current=make_current)
-
-
-def _receive(
-    store: Store,
-    location: str | os.PathLike[str],
-    version_id: str,
-    *,
-    make_current: bool,
-    resumable: bool = True,
-) -> Shipment:
-    target = open_store(location, writable=True)
-    reader = store.reader(version_id)
-    writer = target.writer()
-    keys = list(reader.file_keys())
-    shipment = None
-    if version_id in target.source.version_ids():
-        # A gc may take it as it is checked: then it is fetched.
-        with contextlib.suppress(VersionNotFoundError):
-            damage = writer.damage(version_id)
-            if damage is not None:
-                raise damage
-            shipment = Shipment(version_id, 0, len(keys), 0)
-    if shipment is None:
-        folder = writer.folder
-        partial = folder.parent / f"{temp_prefix(folder)}pull-{version_id[:16]}"
-        with writer.typed_errors():
-            try:
-                shipment = _fetch(reader, partial)
-            except (CacheError, OSError) as error:
-                # When the disk here refuses, what was got must not go on filling it.
-                if not resumable or not isinstance(error, CacheError):
-                    shutil.rmtree(partial, ignore_errors=True)
-                raise
-            _check_whole(partial, version_id)
-            writer.install(partial / version_id, version_id)
-            shutil.rmtree(partial, ignore_errors=True)
-    written = writer.finish(version_id, make_current=make_current)
-    if written:
-        copied, size = shipment.copied + 1, shipment.copied_bytes + written
-        return dataclasses.replace(shipment, copied=copied, copied_bytes=size)
-    return dataclasses.replace(shipment, kept=shipment.kept + 1)
-
-
-def _fetch(reader: VersionReader, partial: Path) -> Shipment:
-    """Fetch a version's chunks into ``partial``; its documents follow from the manifest."""
-    version = reader.version
-    copied, kept, size = 0, 0, 0
-    for section in SECTIONS:
-        grid = ChunkGrid(version.totals[section])
-        (partial / version.id / section / "c").mkdir(parents=True, exist_ok=True)
-        for index in range(grid.count):
-            key = chunk_key(version.id, section, index)
-            if _is_sound(partial, key, grid.length):
-                kept += 1
-                continue
-            data = _chunk(reader.source, key, grid.length)
-            _put(partial / key, data)
-            copied, size = copied + 1, size + len(data)
-        document = array_document(version.totals[section])
-        _put(partial / array_key(version.id, section), document)
-        size += len(document)
-    _put(partial / version_key(version.id), version.document)
-    size += len(version.document)
-    return Shipment(version.id, copied + 3, kept, size)
-
-
-def _check_whole(partial: Path, version_id: str) -> None:
-    """Verify a fetched version; what is wrong in it is dropped, so that it is fetched again."""
-    findings = findings_of(FolderSource(partial), version_id)
-    if findings:
-        shutil.rmtree(partial, ignore_errors=True)
-        first = findings[0]
-        raise DamagedEntryError(first.file, first.rule, entry=first.entry)
-
-
-def _is_sound(partial: Path, key: str, length: int) -> bool:
-    source = FolderSource(partial)
-    try:
-        data = source.read(key, max_chunk_bytes(length))
-        if data is None:
-            return False
-        check_chunk(data, length, source.name(key))
-    except CacheError:
-        return False
-    return True
-
-
-def _chunk(source: Source, key: str, length: int) -> bytes:
-    data = read_part(source, key, max_chunk_bytes(length))
-    check_chunk(data, length, source.name(key))
-    return data
-
-
-def _put(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)
-    write_synced(part, data)
-    part.replace(path)
+    return receive(store, location, store.resolve(version), make_current=make_current)
 
 
 def _sound_reader(store: Store, version: str | None) -> VersionReader:
@@ -326,7 +208,7 @@ def _content(reader: VersionReader, key: str) -> bytes:
         if key == array_key(version.id, section):
             return array_document(total)
         if key.startswith(f"{version.id}/{section}/c/"):
-            return _chunk(reader.source, key, ChunkGrid(total).length)
+            return sound_chunk(reader.source, key, ChunkGrid(total).length)
     raise AssertionError(f"{key} is no key of the version")
 
 

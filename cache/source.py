@@ -5,6 +5,7 @@ size costs nothing. It knows nothing of what the bytes mean.
 """
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ from cache.errors import (
     VersionRemovedError,
 )
 from cache.layout import MAX_DOCUMENT_BYTES, ROOT_KEY, is_version_id, version_key
+from cache.place import followed
 
 
 class Source(Protocol):
@@ -60,11 +62,11 @@ class Source(Protocol):
 
 
 class FolderSource:
-    """A ``.zarr`` folder."""
+    """A ``.zarr`` folder, or a link to one; ``folder`` is where it stands."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.location = str(folder)
+    def __init__(self, location: Path) -> None:
+        self.folder = followed(location)
+        self.location = str(location)
 
     def name(self, key: str) -> str:
         """Return the file's path."""
@@ -75,7 +77,7 @@ class FolderSource:
         name = self.name(key)
         try:
             # A pipe that waits for its writer must not hang the reader.
-            descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self.folder / key, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -97,7 +99,7 @@ class FolderSource:
         try:
             with os.scandir(self.folder) as items:
                 for item in items:
-                    if is_version_id(item.name) and Path(item.path, ROOT_KEY).exists():
+                    if is_version_id(item.name) and may_exist(Path(item.path, ROOT_KEY)):
                         with contextlib.suppress(FileNotFoundError):
                             ages.append((-item.stat().st_mtime_ns, item.name))
         except FileNotFoundError:
@@ -125,6 +127,17 @@ class FolderSource:
         except OSError as error:
             raise StoreReadError(self.location, error) from error
         return strange_names(self, names)
+
+
+def may_exist(path: Path) -> bool:
+    """Tell whether something is there, or cannot be looked at: another user's may be."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        return error.errno != errno.ELOOP
+    return True
 
 
 def strange_names(source: Source, names: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from cache.address import is_url
 from cache.advice import how_to_build
 from cache.archive import ZipSource
+from cache.draft import lay_out
 from cache.entry import Entry, EntryData
 from cache.errors import (
     CacheError,
@@ -16,12 +17,13 @@ from cache.errors import (
     VersionNotFoundError,
 )
 from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, SIDECARS, is_version_id, parse_root
+from cache.place import followed
 from cache.reader import VersionReader, open_and_load, read_version
 from cache.remote import url_source
 from cache.source import FolderSource, Source
 from cache.sweep import GcReport, collect
 from cache.verify import Finding, findings_of, lost_current
-from cache.version import Diff, Version, VersionInfo, lay_out
+from cache.version import Diff, Version, VersionInfo
 from cache.writer import StoreWriter
 
 MIN_PREFIX = 4
@@ -208,7 +210,7 @@ class Store:
             StoreWriteError: The store is read-only, or the disk refuses.
         """
         version = read_version(self.source, self.resolve(id_or_prefix))
-        self.writer().make_current(version.id)
+        self.writer().finish(version.id)
         self._current = version.id
         return version.id
 
@@ -283,7 +285,7 @@ class Store:
         if is_url(self.location):
             msg = f"{self.location} has no folder beside it; pull it first"
             raise StoreWriteError(self.location, msg)
-        return Path(self.location).absolute().parent / SIDECARS / version_id
+        return followed(Path(self.location)).absolute().parent / SIDECARS / version_id
 
     def reader(self, id_or_prefix: str | None = None) -> VersionReader:
         """Return the reader of a version, for shipping its files.
@@ -293,6 +295,14 @@ class Store:
             DamagedEntryError: Its manifest is damaged.
         """
         return self._reader(self.resolve(id_or_prefix))
+
+    def check_writable(self) -> None:
+        """Try what a publish does at its end, before work that would be in vain.
+
+        Raises:
+            StoreWriteError: The store is read-only, or the disk refuses.
+        """
+        self.writer().check()
 
     def writer(self) -> StoreWriter:
         """Return what writes into the store's folder.
@@ -337,7 +347,8 @@ def open_store(location: str | os.PathLike[str], writable: bool = False) -> Stor
         BackendMissingError: The package for the URL's protocol is not installed.
     """
     source = _source(os.fspath(location))
-    if writable and not (isinstance(source, FolderSource) and source.folder.suffix == ".zarr"):
+    is_folder = isinstance(source, FolderSource) and Path(source.location).suffix == ".zarr"
+    if writable and not is_folder:
         msg = f"{source.location} cannot be written: name a folder that ends in .zarr"
         raise StoreWriteError(source.location, msg)
     document = source.read(ROOT_KEY, MAX_ROOT_BYTES)

@@ -1,4 +1,7 @@
-"""gc: removes old versions with their sidecars, and what was left beside the store."""
+"""gc: removes old versions with their sidecars, and what was left beside the store.
+
+All that goes is renamed first, looked at once more, and removed once the lock is free.
+"""
 
 import contextlib
 import dataclasses
@@ -9,9 +12,12 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cache.atomic import move_folder, staging_folder, temp_prefix
-from cache.errors import CacheError, StoreWriteError
+from cache.archive import ZIP_ERRORS
+from cache.atomic import move_folder, staging_folder
+from cache.errors import StoreWriteError
 from cache.layout import SIDECARS, is_version_id, version_key
+from cache.place import GONE, locked, set_aside, staged
+from cache.source import may_exist
 from cache.writer import StoreWriter
 
 
@@ -24,12 +30,15 @@ class GcReport:
     swept: tuple[str, ...]
     """Paths beside the store: leftovers of killed processes, and sidecars of versions gone."""
     freed_bytes: int
+    left: tuple[str, ...] = ()
+    """A sentence for each thing that the system did not let it remove or look into."""
 
 
 def collect(writer: StoreWriter, keep: int, before: float) -> GcReport:
     """Remove versions, and what belongs to none, that are older than the time ``before``.
 
-    The sidecars of a version that is removed go with it, whatever their age.
+    The sidecars of a version that is removed go with it, whatever their age. What cannot be removed
+    or looked into, such as another user's, is reported, and the rest goes.
 
     Args:
         writer: Of the store.
@@ -40,177 +49,189 @@ def collect(writer: StoreWriter, keep: int, before: float) -> GcReport:
         What was removed.
 
     Raises:
-        StoreWriteError: Another gc runs, or the disk refuses.
+        StoreWriteError: Another gc or a repair is at work, or the store cannot be written.
         StoreReadError: The store cannot be read.
     """
-    with _typed_errors(writer.folder), _gc_lock(writer.folder):
-        parent, prefix = writer.folder.parent, temp_prefix(writer.folder)
-        # Path.glob would find nothing, silently, in a folder that may not be listed.
-        found = [path for path in sorted(parent.iterdir()) if path.name.startswith(prefix)]
-        leftovers = [path for path in found if _is_older(path, before)]
-        freed = _remove(leftovers)
-        removed, nbytes = _remove_versions(writer, keep, before)
-        sidecars, sidecar_bytes = _remove_sidecars(writer, removed, before)
-    swept = tuple(map(str, [*leftovers, *sidecars]))
-    return GcReport(tuple(removed), swept, freed + nbytes + sidecar_bytes)
-
-
-def _remove_versions(writer: StoreWriter, keep: int, before: float) -> tuple[list[str], int]:
-    """Return the ids of the versions that were removed, and their bytes."""
-    removed: list[str] = []
-    freed = 0
-    with staging_folder(writer.folder) as staging:
-        current = writer.stored_current()
-        old = [version for version in writer.source.version_ids() if version != current]
-        room = keep - (1 if current is not None else 0)
-        for version in old[max(room, 0) :]:
-            place = writer.folder / version
-            if not _is_older(place, before):
-                continue
-            try:
-                size = _tree_bytes(place)
-                place.rename(staging / version)
-            except FileNotFoundError:
-                # Another gc took it, where the file system has no locks.
-                continue
-            if writer.stored_current() == version:
-                # A `use` came in between; put it back.
-                (staging / version).rename(place)
-                continue
-            removed.append(version)
-            freed += size
-    return removed, freed
-
-
-def _remove_sidecars(
-    writer: StoreWriter, removed: list[str], before: float
-) -> tuple[list[Path], int]:
-    """Remove sidecar folders whose version is nowhere: those just removed, and old ones.
-
-    Returns:
-        The folders, and the bytes of their files.
-    """
-    attest = writer.folder.parent / SIDECARS
-    ids: set[str] = set()
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(attest) as items:
-        ids.update(
-            item.name
-            for item in items
-            if is_version_id(item.name)
-            and item.is_dir(follow_symlinks=False)
-            and (item.name in removed or _is_older(Path(item.path), before))
-        )
-    gone = ids - _standing(writer, ids)
-    with staging_folder(writer.folder) as staging:
-        back = gone
+    with writer.staging(GONE) as staging:
+        sweep = _Sweep(writer, keep, before, staging)
         try:
-            for version in gone:
-                # Another store's gc may take it first.
-                with contextlib.suppress(FileNotFoundError):
-                    (attest / version).rename(staging / version)
-            # A publish may have come in between.
-            back = _standing(writer, gone)
-        finally:
-            for version in back:
-                # Where a folder was written anew meanwhile, that one stays.
-                with contextlib.suppress(FileNotFoundError):
-                    move_folder(staging / version, attest / version)
-        taken = sorted(path.name for path in staging.iterdir() if path.name not in back)
-        return [attest / version for version in taken], _tree_bytes(staging)
+            with locked(writer.folder, wait=False):
+                sweep.put_back_current()
+                sweep.leftovers()
+                sweep.versions()
+                sweep.sidecars()
+        except BlockingIOError as error:
+            msg = f"another gc, or a repair, is at {writer.folder}; wait for it"
+            raise StoreWriteError(str(writer.folder), msg, errno.EAGAIN) from error
+        sweep.remove()
+        return GcReport(
+            tuple(sweep.removed), tuple(sweep.swept), sweep.freed_bytes, tuple(sweep.left)
+        )
 
 
-def _standing(writer: StoreWriter, ids: set[str]) -> set[str]:
-    """Return those of ``ids`` that the store, or another one or a zip beside it, holds or may hold.
+class _Sweep:
+    """One gc at work."""
 
-    All of them share one folder of sidecars. What cannot be looked into may hold any.
-    """
-    if not ids:
-        return ids
-    found = ids.intersection(writer.source.version_ids())
-    with os.scandir(writer.folder.parent) as items:
-        for item in items:
-            # A temporary folder counts too: what a publish or a pull is at will be a version.
-            found.update(
-                version for version in ids if _may_exist(Path(item.path, version_key(version)))
-            )
-            if item.name.endswith(".zip"):
+    def __init__(self, writer: StoreWriter, keep: int, before: float, staging: Path) -> None:
+        self.writer = writer
+        self.folder = writer.folder
+        self.keep = keep
+        self.before = before
+        self.staging = staging
+        self.removed: list[str] = []
+        self.swept: list[str] = []
+        self.left: list[str] = []
+        self.freed_bytes = 0
+        self._aside: dict[str, Path] = {}
+        """What is to be removed and where it was set aside."""
+
+    def put_back_current(self) -> None:
+        """Put the current version back, which a gc that was killed had in hand."""
+        current = self.writer.stored_current()
+        if current is not None and not may_exist(self.folder / version_key(current)):
+            for gone in self._staged(GONE):
+                if may_exist(gone / version_key(current)):
+                    move_folder(gone / current, self.folder / current)
+
+    def leftovers(self) -> None:
+        """Set aside what killed processes left."""
+        for path in self._staged():
+            if path == self.staging or not self._is_old(path):
+                continue
+            with self._going_on(path):
+                gone = set_aside(self.folder, path)
+                if self._is_old(gone):
+                    self._aside[str(path)] = gone
+                else:
+                    # Its maker touched it in between.
+                    gone.rename(path)
+
+    def versions(self) -> None:
+        """Set old versions aside, but for the current one and the newest."""
+        current = self.writer.stored_current()
+        old = [version for version in self.writer.source.version_ids() if version != current]
+        room = self.keep - (1 if current is not None else 0)
+        for version in old[max(room, 0) :]:
+            place, gone = self.folder / version, self.staging / version
+            if not self._is_old(place):
+                continue
+            with self._going_on(place):
+                size = _tree_bytes(place)
+                place.rename(gone)
+                stays = True
                 try:
-                    if item.is_file():
-                        with zipfile.ZipFile(item.path) as packed:
+                    # A `use` or a publish may have come in between.
+                    stays = self.writer.stored_current() == version or not self._is_old(gone)
+                finally:
+                    if stays:
+                        # Where it was written anew meanwhile, that one stays.
+                        move_folder(gone, place)
+                    else:
+                        self.removed.append(version)
+                        self.freed_bytes += size
+
+    def sidecars(self) -> None:
+        """Set sidecar folders aside whose version is nowhere: those just removed, and old ones."""
+        attest = self.folder.parent / SIDECARS
+        ids: set[str] = set()
+        with self._going_on(attest), os.scandir(attest) as items:
+            ids.update(
+                item.name
+                for item in items
+                if is_version_id(item.name)
+                and item.is_dir(follow_symlinks=False)
+                and (item.name in self.removed or self._is_old(Path(item.path)))
+            )
+        if not (ids := ids - self._standing(ids)):
+            return
+        with self._going_on(attest), staging_folder(self.folder) as aside:
+            back = ids
+            try:
+                for version in ids:
+                    with self._going_on(attest / version):
+                        (attest / version).rename(aside / version)
+                # A publish may have come in between.
+                back = self._standing(ids)
+            finally:
+                for version in back:
+                    # Where a folder was written anew meanwhile, that one stays.
+                    with contextlib.suppress(FileNotFoundError):
+                        move_folder(aside / version, attest / version)
+            self.freed_bytes += _tree_bytes(aside)
+            gone = sorted(path.name for path in aside.iterdir() if path.name not in back)
+            self.swept += [str(attest / version) for version in gone]
+
+    def remove(self) -> None:
+        """Remove what was set aside."""
+        for name, gone in self._aside.items():
+            with self._going_on(Path(name)):
+                size = _tree_bytes(gone)
+                if gone.is_dir() and not gone.is_symlink():
+                    shutil.rmtree(gone)
+                else:
+                    gone.unlink()
+                self.freed_bytes += size
+                self.swept.append(name)
+
+    def _standing(self, ids: set[str]) -> set[str]:
+        """Return those of ``ids`` that the store, another one or a zip beside it holds or may hold.
+
+        All of them share one folder of sidecars. What cannot be looked into may hold any.
+        """
+        if not ids:
+            return ids
+        found = ids.intersection(self.writer.source.version_ids())
+        try:
+            beside = list(self.folder.parent.iterdir())
+        except OSError as error:
+            self._note(f"{self.folder.parent} cannot be listed, so all sidecars stay", error)
+            return ids
+        for path in beside:
+            # A temporary folder counts too: what a publish or a pull is at will be a version.
+            if f".tmp-{GONE}" not in path.name:
+                found.update(version for version in ids if may_exist(path / version_key(version)))
+            if path.name.endswith(".zip"):
+                try:
+                    if path.is_file():
+                        with zipfile.ZipFile(path) as packed:
                             names = set(packed.namelist())
                         found.update(version for version in ids if version_key(version) in names)
                 except FileNotFoundError:
                     continue
-                except (zipfile.BadZipFile, OSError):
-                    # Damaged, or still being copied to here.
+                except (*ZIP_ERRORS, OSError) as error:
+                    # Another program's, damaged, or still being copied to here.
+                    self._note(f"{path} cannot be looked into, so all sidecars stay", error)
                     return ids
-    return found
+        return found
 
+    def _staged(self, label: str = "") -> list[Path]:
+        try:
+            return staged(self.folder, label)
+        except OSError as error:
+            self._note(f"{self.folder.parent} cannot be listed, so leftovers stay", error)
+            return []
 
-def _may_exist(path: Path) -> bool:
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        pass
-    return True
+    @contextlib.contextmanager
+    def _going_on(self, path: Path) -> Iterator[None]:
+        """Note what the system refuses; what is gone already is no error."""
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            self._note(f"{path} stays", error)
 
+    def _note(self, what: str, error: Exception) -> None:
+        note = f"{what}: {getattr(error, 'strerror', None) or error}"
+        if note not in self.left:
+            self.left.append(note)
 
-def _remove(folders: list[Path]) -> int:
-    """Remove folders and return the bytes of their files; one that vanished is no error."""
-    freed = 0
-    for folder in folders:
-        with contextlib.suppress(FileNotFoundError):
-            freed += _tree_bytes(folder)
-            shutil.rmtree(folder)
-    return freed
-
-
-def _is_older(path: Path, before: float) -> bool:
-    try:
-        return path.lstat().st_mtime < before
-    except FileNotFoundError:
-        return False
+    def _is_old(self, path: Path) -> bool:
+        try:
+            return path.lstat().st_mtime < self.before
+        except FileNotFoundError:
+            return False
 
 
 def _tree_bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
-
-
-@contextlib.contextmanager
-def _typed_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except CacheError:
-        raise
-    except OSError as error:
-        name = error.filename or str(folder)
-        raise StoreWriteError(
-            name,
-            f"gc cannot remove from {folder}: {name}: {error.strerror or error}; what it removed "
-            f"before stays removed. See that the folder may be read and written, then run it "
-            f"again",
-            error.errno,
-        ) from error
-
-
-@contextlib.contextmanager
-def _gc_lock(folder: Path) -> Iterator[None]:
-    import fcntl  # POSIX only, as is the system lock; loading a cache needs neither
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreWriteError(
-                str(folder), f"another gc is at {folder}; wait for it", errno.EAGAIN
-            ) from error
-        except OSError:
-            # The file system has no locks. Two at once then share the work: each takes a version
-            # by a rename.
-            pass
-        yield
-    finally:
-        os.close(descriptor)

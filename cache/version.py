@@ -2,28 +2,20 @@
 
 import dataclasses
 import functools
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-import numpy as np
-
 from cache.digest import canonical_json, check_canonical, check_json, parse_json, sha256_hex
-from cache.entry import MAX_DIMENSIONS, MAX_ENTRY_BYTES, EntryData, is_name
-from cache.errors import CacheError, DamagedEntryError, InvalidEntryError
+from cache.entry import MAX_DIMENSIONS, MAX_ENTRY_BYTES, is_name
+from cache.errors import CacheError, DamagedEntryError
 from cache.layout import (
-    FORMAT,
-    FORMAT_VERSION,
-    MAX_DOCUMENT_BYTES,
     MAX_SECTION_VALUES,
     SECTIONS,
-    IntArray,
     check_format,
     is_version_id,
     manifest_of,
-    version_document,
 )
 
 
@@ -119,71 +111,6 @@ def _content(version: Version, name: str) -> bytes:
     return canonical_json(
         {"attrs": entry.attrs, "sha256": entry.sha256, "shapes": entry.shapes, "spec": entry.spec}
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Draft:
-    """A version laid out in memory and ready to be written."""
-
-    version: Version
-    values: Mapping[str, tuple[IntArray, ...]]
-    """By section, flat int32 arrays that follow one another without a gap."""
-
-
-def lay_out(entries: Iterable[EntryData]) -> Draft:
-    """Place entries end to end, take their digests and write the manifest.
-
-    Args:
-        entries: In any order; equal content gives an equal id whatever the order.
-
-    Returns:
-        The draft of the version.
-
-    Raises:
-        InvalidEntryError: An entry breaks a rule, two have one name, or the manifest is too long.
-    """
-    totals = dict.fromkeys(SECTIONS, 0)
-    values: dict[str, list[IntArray]] = {section: [] for section in SECTIONS}
-    listed: list[dict[str, Any]] = []
-    names: set[str] = set()
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        entry.check()
-        if entry.name in names:
-            raise InvalidEntryError(entry.name, "the name must be unique; rename one of the two")
-        names.add(entry.name)
-        digest = hashlib.sha256()
-        item: dict[str, Any] = {
-            "attrs": entry.attrs,
-            "name": entry.name,
-            "offsets": dict(totals),
-            "spec": entry.spec,
-        }
-        for section, group in zip(SECTIONS, (entry.spans, entry.tables), strict=True):
-            item[section] = {name: list(array.shape) for name, array in group.items()}
-            for name in sorted(group):
-                flat = np.ascontiguousarray(group[name], "<i4").reshape(-1)
-                digest.update(flat.data)
-                totals[section] += flat.size
-                values[section].append(flat)
-        item["sha256"] = digest.hexdigest()
-        listed.append(item)
-    manifest = canonical_json(
-        {
-            "entries": listed,
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "sections": totals,
-        }
-    )
-    document = version_document(manifest)
-    if len(document) > MAX_DOCUMENT_BYTES:
-        raise InvalidEntryError(
-            listed[-1]["name"],
-            f"the manifest must stay within {MAX_DOCUMENT_BYTES} bytes, found {len(document)}; "
-            f"publish fewer entries a version",
-        )
-    version = parse_version(document, sha256_hex(manifest), "manifest")
-    return Draft(version, {section: tuple(parts) for section, parts in values.items()})
 
 
 def parse_version(

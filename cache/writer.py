@@ -1,21 +1,20 @@
 """Writes into a store's folder: publish a version, choose the current one."""
 
-import concurrent.futures
 import contextlib
+import errno
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import numpy as np
+from typing import TypeVar
 
 from cache.atomic import (
+    IsLeft,
     create_file,
     move_folder,
+    never,
     replace_file,
-    staging_folder,
-    write_synced,
 )
+from cache.draft import Draft, write_version
 from cache.errors import (
     CacheError,
     DamagedEntryError,
@@ -24,29 +23,30 @@ from cache.errors import (
     VersionNotFoundError,
 )
 from cache.layout import (
-    FILL_VALUE,
     MAX_ROOT_BYTES,
     ROOT_KEY,
-    SECTIONS,
-    ChunkGrid,
-    IntArray,
-    array_document,
-    array_key,
-    chunk_key,
-    encode_chunk,
     parse_root,
     root_document,
     version_key,
 )
-from cache.source import FolderSource
+from cache.place import locked, stage
+from cache.source import FolderSource, may_exist
 from cache.verify import findings_of
-from cache.version import Draft
 
-_ATTEMPTS = 3
+_ATTEMPTS = 10
+"""How often what another process took away meanwhile is made again."""
+
+T = TypeVar("T")
+OnDamage = Callable[[CacheError], None]
 
 
 class StoreWriter:
-    """Changes a store's folder; every change is one rename, so that no lock is needed."""
+    """Changes a store's folder; a version comes and goes by one rename.
+
+    Who adds takes no lock: it works in a folder of its own, and where another one was first it
+    looks at what is there now. Who moves something away takes the store's lock and looks once more.
+    What is taken from under a writer's hands is made again.
+    """
 
     def __init__(self, source: FolderSource) -> None:
         self.source = source
@@ -59,9 +59,9 @@ class StoreWriter:
         draft: Draft,
         *,
         make_current: bool,
-        on_damage: Callable[[CacheError], None] | None = None,
+        on_damage: OnDamage | None = None,
     ) -> None:
-        """Write a drafted version beside the store and rename it into place.
+        """Write a drafted version where nobody sees it and rename it into place.
 
         A damaged version of the same id is replaced by two renames once the good one is on the
         disk: a reader sees the damaged one, none for a moment, then the good one.
@@ -76,63 +76,44 @@ class StoreWriter:
             DamagedEntryError: The version is there already and is damaged, on_damage is None.
             StoreReadError: The same of a version that cannot be read.
         """
-        with self.staging() as staging:
-            for _ in range(_ATTEMPTS):
-                self._place(draft, staging, on_damage)
-                if make_current:
-                    self._set_current(draft.version.id, staging)
-                else:
-                    create_file(self.folder / ROOT_KEY, root_document(None), staging)
-                # A gc may have taken an old version of the same id meanwhile: write it again.
-                if self._exists(draft.version.id):
-                    return
-        raise StoreWriteError(
-            str(self.folder), f"version {draft.version.id} vanishes as it is published: stop the gc"
-        )
+        version = draft.version.id
 
-    def make_current(self, version: str) -> None:
-        """Replace the root's document.
+        def place(staging: Path) -> int | None:
+            if not self.stands(version, replaceable=on_damage is not None):
+                write_version(draft, staging)
+                self.install(staging / version, version, on_damage)
+            return self.choose(version, staging, make_current=make_current)
 
-        Raises:
-            VersionNotFoundError: The version was removed meanwhile.
-            StoreWriteError: The disk refuses.
-        """
-        with self.staging() as staging:
-            before = self.stored_current()
-            self._set_current(version, staging)
-            if not self._exists(version):
-                replace_file(self.folder / ROOT_KEY, root_document(before), staging)
-                raise VersionNotFoundError(version, f"version {version} was removed by a gc")
+        self.attempt(place)
 
-    def stored_current(self) -> str | None:
-        """Return the current version's id as the root names it now.
+    def attempt(
+        self, work: Callable[[Path], T | None], label: str = "", is_left: IsLeft = never
+    ) -> T:
+        """Do a piece of work in a staging folder, again when it is taken away meanwhile.
+
+        Args:
+            work: Called with the folder; None says that the version that it made is gone.
+            label: As in ``stage``.
+            is_left: As in ``own_folder``.
 
         Raises:
-            DamagedEntryError: The root is damaged.
+            StoreWriteError: The disk refuses, or the work came to nothing too often.
         """
-        document = self.source.read(ROOT_KEY, MAX_ROOT_BYTES)
-        return None if document is None else parse_root(document, self.source.name(ROOT_KEY))
-
-    def install(self, folder: Path, version: str) -> None:
-        """Rename a finished, verified and synced version folder into the store.
-
-        Raises:
-            OSError: The disk refuses.
-        """
-        self.folder.mkdir(exist_ok=True)
         for _ in range(_ATTEMPTS):
-            if self._exists(version):
-                return
-            if move_folder(folder, self.folder / version):
-                self._installed = version
-                return
-            # A copy by other means was cut off before its document came: it is no version.
-            remnant = folder.parent / f"remnant-{time.time_ns()}"
-            with contextlib.suppress(FileNotFoundError):
-                (self.folder / version).rename(remnant)
+            with self.staging(label, is_left) as staging:
+                try:
+                    done = work(staging)
+                except (CacheError, OSError):
+                    if staging.exists():
+                        raise
+                else:
+                    if done is not None:
+                        return done
+        what = "what is made there vanishes; stop what removes it, such as a gc"
+        raise StoreWriteError(str(self.folder), f"cannot write {self.folder}: {what}")
 
-    def finish(self, version: str, *, make_current: bool) -> int:
-        """Make an installed version current, or see to it that the store has a root.
+    def finish(self, version: str, *, make_current: bool = True) -> int:
+        """Make a version current, or see to it that the store has a root; writes if it must.
 
         Returns:
             Bytes of the root's document if it was written, 0 if it was there already and right.
@@ -141,37 +122,158 @@ class StoreWriter:
             VersionNotFoundError: The version was removed meanwhile.
             StoreWriteError: The disk refuses.
         """
-        document = root_document(version if make_current else None)
-        if not make_current:
-            with self.staging() as staging:
-                written = create_file(self.folder / ROOT_KEY, document, staging)
-            return len(document) if written else 0
-        if self.source.read(ROOT_KEY, MAX_ROOT_BYTES) == document:
+        root = self._root()
+        is_right = root == root_document(version) if make_current else root is not None
+        if is_right and self._touch(version):
             return 0
-        self.make_current(version)
-        return len(document)
+        with self.staging() as staging:
+            written = self.choose(version, staging, make_current=make_current)
+        if written is None:
+            raise VersionNotFoundError(version, f"version {version} was removed by a gc")
+        return written
+
+    def choose(self, version: str, staging: Path, *, make_current: bool) -> int | None:
+        """Do what ``finish`` does in a staging folder.
+
+        Returns:
+            As ``finish``; None when the version is gone, and then the root is as it was.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        path, before = self.folder / ROOT_KEY, self._root()
+        document = root_document(version if make_current else None)
+        # Young, so that no gc takes it from here on.
+        if not self._touch(version):
+            return None
+        if not make_current:
+            written = before is None and create_file(path, document, staging)
+        elif written := before != document:
+            self._chosen = version
+            replace_file(path, document, staging)
+        # A gc that has the version in hand puts it back before it leaves the lock.
+        if self._exists(version) or self._comes_back(version):
+            return len(document) if written else 0
+        if make_current and written and self._root() == document:
+            replace_file(path, before or root_document(None), staging)
+        return None
+
+    def stored_current(self) -> str | None:
+        """Return the current version's id as the root names it now.
+
+        Raises:
+            DamagedEntryError: The root is damaged.
+        """
+        document = self._root()
+        return None if document is None else parse_root(document, self.source.name(ROOT_KEY))
+
+    def stands(self, version: str, *, replaceable: bool = False) -> bool:
+        """Tell whether a sound version is there; a gc counts its age from now.
+
+        Args:
+            version: An id.
+            replaceable: Whether a damaged one is as good as none.
+
+        Raises:
+            DamagedEntryError: It is there and damaged.
+            StoreReadError: It is there and cannot be read.
+        """
+        # What is damaged may be replaced just now: whoever does that has the lock.
+        for lock in (contextlib.nullcontext(), locked(self.folder)):
+            if not self._exists(version):
+                return False
+            with lock:
+                damage = self._damage(version)
+            if damage is None:
+                return self._touch(version)
+        if replaceable:
+            return False
+        assert damage is not None
+        raise damage
+
+    def install(self, folder: Path, version: str, on_damage: OnDamage | None = None) -> None:
+        """Rename a finished, verified and synced version folder into the store, or find it there.
+
+        Args:
+            folder: In a staging folder; it stays there when another process was first.
+            version: Its id.
+            on_damage: As in ``publish``.
+
+        Raises:
+            DamagedEntryError: A damaged version is there and ``on_damage`` is None.
+            StoreReadError: The same of a version that cannot be read.
+            OSError: The disk refuses.
+        """
+        place = self.folder / version
+        for attempt in range(_ATTEMPTS):
+            self.folder.mkdir(exist_ok=True)
+            try:
+                if move_folder(folder, place):
+                    self._installed = version
+                    return
+                with locked(self.folder):
+                    there = self._exists(version)
+                    damage = self._damage(version) if there else None
+                    if there and damage is None and self._touch(version):
+                        return
+                    if damage is not None:
+                        if on_damage is None:
+                            raise damage
+                        on_damage(damage)
+                    aside = folder.parent / f"aside-{attempt}"
+                    place.rename(aside)
+                    if damage is None and (aside / ROOT_KEY).exists():
+                        # Where there are no locks it may have come since it was looked at.
+                        move_folder(aside, place)
+            except FileNotFoundError:
+                # What was in the way is gone; or who began the store and failed took it away.
+                if not folder.exists():
+                    raise
 
     @contextlib.contextmanager
-    def staging(self) -> Iterator[Path]:
+    def staging(self, label: str = "", is_left: IsLeft = never) -> Iterator[Path]:
         """Give a staging folder; an error of the system leaves the store as it was.
 
         Raises:
             StoreWriteError: The disk refuses.
         """
-        with self.typed_errors(), staging_folder(self.folder) as staging:
-            yield staging
+        with self._typed_errors():
+            self._check_link()
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            with stage(self.folder, label, is_left) as staging:
+                yield staging
 
-    @contextlib.contextmanager
-    def typed_errors(self) -> Iterator[None]:
-        """Make the folder above the store; turn the system's errors into the cache's.
+    def check(self) -> None:
+        """Try what a write begins with, and leave no trace.
 
         Raises:
-            StoreWriteError: The disk refuses; it says what stands now, and an empty store that was
-                begun is taken away.
+            StoreWriteError: The disk refuses.
+        """
+        with self._typed_errors():
+            self._check_link()
+            parents = (path for path in self.folder.parents if path.exists())
+            with stage(self.folder if self.folder.exists() else next(parents) / self.folder.name):
+                pass
+
+    def _check_link(self) -> None:
+        location, folder = self.source.location, self.folder
+        if folder != Path(location) and not folder.parent.is_dir():
+            raise StoreWriteError(
+                location,
+                f"{location} is a link to {folder}, and {folder.parent} is no folder: mount its "
+                f"disk or make the folder, then run it again",
+                errno.ENOENT,
+            )
+
+    @contextlib.contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        """Turn the system's errors into the cache's; an empty store that was begun is taken away.
+
+        Raises:
+            StoreWriteError: The disk refuses; it says what stands now.
         """
         was_there = self.folder.exists()
         try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
             yield
         except OSError as error:
             if not was_there:
@@ -191,17 +293,33 @@ class StoreWriter:
             return f"version {self._installed[:12]} was installed, and is not current"
         return "nothing was changed"
 
+    def _root(self) -> bytes | None:
+        return self.source.read(ROOT_KEY, MAX_ROOT_BYTES)
+
     def _exists(self, version: str) -> bool:
-        return (self.folder / version_key(version)).is_file()
+        return may_exist(self.folder / version_key(version))
 
-    def damage(self, version: str) -> DamagedEntryError | StoreReadError | None:
-        """Return the first thing that is wrong with a version that is there, None when it is sound.
+    def _comes_back(self, version: str) -> bool:
+        with locked(self.folder):
+            return self._exists(version)
 
-        Raises:
-            VersionNotFoundError: It was removed meanwhile.
-        """
+    def _touch(self, version: str) -> bool:
+        """Make a version young; False when it is not there."""
+        try:
+            os.utime(self.folder / version)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            # Another user's keeps its age.
+            pass
+        return True
+
+    def _damage(self, version: str) -> DamagedEntryError | StoreReadError | None:
+        """Return the first thing that is wrong with a version; None when it is sound, or gone."""
         try:
             findings = findings_of(self.source, version)
+        except VersionNotFoundError:
+            return None
         except StoreReadError as error:
             return error
         if not findings:
@@ -209,72 +327,3 @@ class StoreWriter:
         first, place = findings[0], self.folder / version
         remedy = f"Delete the folder {place}, then build, pull or unpack it again"
         return DamagedEntryError(first.file, first.rule, entry=first.entry, remedy=remedy)
-
-    def _place(
-        self, draft: Draft, staging: Path, on_damage: Callable[[CacheError], None] | None
-    ) -> None:
-        version = draft.version.id
-        there = self._exists(version)
-        if there:
-            # A gc may take it as it is checked: then it is written again.
-            with contextlib.suppress(VersionNotFoundError):
-                damage = self.damage(version)
-                if damage is None:
-                    # It is wanted again: a gc counts its age from now.
-                    with contextlib.suppress(FileNotFoundError):
-                        os.utime(self.folder / version)
-                    return
-                if on_damage is None:
-                    raise damage
-                on_damage(damage)
-        write_version(draft, staging)
-        if there:
-            with contextlib.suppress(FileNotFoundError):
-                (self.folder / version).rename(staging / f"damaged-{time.time_ns()}")
-        self.install(staging / version, version)
-
-    def _set_current(self, version: str, staging: Path) -> None:
-        self._chosen = version
-        replace_file(self.folder / ROOT_KEY, root_document(version), staging)
-
-
-def write_version(draft: Draft, folder: Path) -> None:
-    """Write a version's files below ``folder``, each synced, its own document last.
-
-    Raises:
-        OSError: The disk refuses.
-    """
-    version = draft.version
-    # A thread that is not the main one makes Blosc use one thread: equal content, equal bytes.
-    with concurrent.futures.ThreadPoolExecutor(len(SECTIONS)) as pool:
-        for section in SECTIONS:
-            grid = ChunkGrid(version.totals[section])
-            (folder / version.id / section / "c").mkdir(parents=True)
-            chunks = _chunks(draft.values[section], grid)
-            # One at a time, so that a version larger than memory's half is not copied whole.
-            for index, chunk in enumerate(chunks):
-                data = pool.submit(encode_chunk, chunk).result()
-                write_synced(folder / chunk_key(version.id, section, index), data)
-            write_synced(
-                folder / array_key(version.id, section), array_document(version.totals[section])
-            )
-    write_synced(folder / version_key(version.id), version.document)
-
-
-def _chunks(parts: tuple[IntArray, ...], grid: ChunkGrid) -> Iterator[IntArray]:
-    """Cut arrays that follow one another into the grid's chunks, the last one padded."""
-    chunk = np.full(grid.length, FILL_VALUE, np.int32)
-    filled = 0
-    for part in parts:
-        done = 0
-        while done < part.size:
-            taken = min(part.size - done, grid.length - filled)
-            chunk[filled : filled + taken] = part[done : done + taken]
-            done += taken
-            filled += taken
-            if filled == grid.length:
-                yield chunk
-                chunk = np.full(grid.length, FILL_VALUE, np.int32)
-                filled = 0
-    if filled:
-        yield chunk

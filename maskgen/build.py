@@ -67,6 +67,7 @@ def build(
         UnsupportedMaskError: A row needs more than MAX_INTERVALS spans.
         StoreWriteError: The cache cannot be written.
     """
+    store.check_writable()
 
     def skipped(version: str, error: CacheError) -> None:
         del version

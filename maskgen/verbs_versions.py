@@ -94,6 +94,8 @@ def gc(place: Place, keep: int, as_json: bool) -> None:
     Run files that share a cache have a version each: --keep as many as are in use, or build again.
     """
     report = place.open(writable=True).gc(keep=keep)
+    for message in report.left:
+        click.echo(message, err=True)
     if as_json:
         echo_json(asdict(report))
         return

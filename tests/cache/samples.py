@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 import cache
+from cache.draft import lay_out, write_version
 from cache.layout import is_version_id
-from cache.version import lay_out
-from cache.writer import write_version
 
 
 def entry(name="causal/q4", scale=1, *, revision=1):

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 
 import cache
-from cache import ship
+from cache import receive
 from cache.errors import (
     DamagedEntryError,
     FormatVersionError,
@@ -25,6 +25,7 @@ from cache.errors import (
     VersionNotFoundError,
     VersionRemovedError,
 )
+from cache.remote import UrlSource
 from cache.source import FolderSource
 from tests.cache.samples import entries, files_of, published, truth_of
 
@@ -197,13 +198,13 @@ def test_a_version_that_is_removed_as_it_is_shipped_is_no_damage(store, tmp_path
 
 
 def test_a_pull_of_what_is_removed_meanwhile_installs_nothing(store, tmp_path, monkeypatch):
-    chunk = ship._chunk
+    chunk = receive.sound_chunk
 
     def removing(source, key, length):
         shutil.rmtree(tmp_path / "m.zarr" / store.current, ignore_errors=True)
         return chunk(source, key, length)
 
-    monkeypatch.setattr(ship, "_chunk", removing)
+    monkeypatch.setattr(receive, "sound_chunk", removing)
     with pytest.raises(VersionRemovedError, match="Open the cache again"):
         cache.pull(store.location, tmp_path / "n.zarr")
     assert not (tmp_path / "n.zarr").exists()
@@ -336,20 +337,26 @@ def test_a_pull_that_breaks_shows_no_version_and_resumes(tmp_path, url, monkeypa
     monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
     store = published(tmp_path / "m.zarr", entries(6))
     cache.push(store, url)
-    chunk = ship._chunk
+    read = UrlSource.read
     fetched = []
 
-    def breaking(source, key, length):
-        if len(fetched) == 3:
-            raise cache.errors.StoreReadError(key, ConnectionResetError("broken"))
-        fetched.append(key)
-        return chunk(source, key, length)
+    def breaking(source, key, limit):
+        if "/c/" in key:
+            if len(fetched) == 3:
+                raise cache.errors.StoreReadError(key, ConnectionResetError("broken"))
+            fetched.append(key)
+        return read(source, key, limit)
 
-    monkeypatch.setattr(ship, "_chunk", breaking)
+    monkeypatch.setattr(UrlSource, "read", breaking)
     with pytest.raises(cache.errors.StoreReadError, match="broken"):
         cache.pull(url, tmp_path / "n.zarr")
     assert not (tmp_path / "n.zarr").exists()
-    monkeypatch.setattr(ship, "_chunk", lambda *a: fetched.append(a[1]) or chunk(*a))
+
+    def counting(source, key, limit):
+        fetched.extend([key] if "/c/" in key else [])
+        return read(source, key, limit)
+
+    monkeypatch.setattr(UrlSource, "read", counting)
     done = cache.pull(url, tmp_path / "n.zarr")
     assert done.kept == 3
     assert len(fetched) == len(set(fetched)) == 7

@@ -7,6 +7,7 @@ import pytest
 import cache
 from cache import reader, sections
 from cache.digest import sha256_hex
+from cache.draft import lay_out
 from cache.errors import (
     DamagedEntryError,
     EntryNotFoundError,
@@ -17,7 +18,6 @@ from cache.errors import (
     VersionNotFoundError,
 )
 from cache.layout import manifest_of
-from cache.version import lay_out
 from tests.cache.samples import entries, entry, files_of, layouts, published, values_of
 
 
@@ -374,12 +374,12 @@ def test_a_file_url_is_a_folder(store):
 def test_a_manifest_that_no_reader_would_take_is_not_published(store, tmp_path, monkeypatch):
     size = len(lay_out(entries(9)).version.document)
     before = files_of(store)
-    for module in ("version", "reader", "source", "verify"):
+    for module in ("draft", "reader", "source", "verify"):
         monkeypatch.setattr(f"cache.{module}.MAX_DOCUMENT_BYTES", size - 1)
     with pytest.raises(InvalidEntryError, match=f"within {size - 1} bytes, found {size}; publish"):
         store.publish(entries(9))
     assert files_of(store) == before
-    for module in ("version", "reader", "source", "verify"):
+    for module in ("draft", "reader", "source", "verify"):
         monkeypatch.setattr(f"cache.{module}.MAX_DOCUMENT_BYTES", size)
     store.publish(entries(9))
     again = cache.open_store(tmp_path / "m.zarr")

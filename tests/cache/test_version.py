@@ -6,9 +6,10 @@ import pytest
 
 import cache
 from cache.digest import sha256_hex
+from cache.draft import lay_out
 from cache.errors import DamagedEntryError, FormatVersionError, InvalidEntryError
 from cache.layout import version_document
-from cache.version import Diff, lay_out, parse_version
+from cache.version import Diff, parse_version
 from tests.cache.samples import entries, entry
 
 

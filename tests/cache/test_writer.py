@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import cache
-from cache import writer
+from cache import draft, writer
 from cache.errors import DamagedEntryError, StoreWriteError
 from tests.cache import crash
 from tests.cache.samples import entries, files_of, published
@@ -56,7 +56,7 @@ def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path, monkeypatch, number
     store = published(tmp_path / "m.zarr")
     before, current = files_of(store), store.current
     calls = []
-    write = writer.write_synced
+    write = draft.write_synced
 
     def refuse(path, data):
         calls.append(path)
@@ -64,7 +64,7 @@ def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path, monkeypatch, number
             raise OSError(number, os.strerror(number), str(path))
         write(path, data)
 
-    monkeypatch.setattr(writer, "write_synced", refuse)
+    monkeypatch.setattr(draft, "write_synced", refuse)
     monkeypatch.setattr("cache.atomic.write_synced", refuse)
     with pytest.raises(StoreWriteError, match=os.strerror(number)) as caught:
         store.publish(entries(4, scale=50))
@@ -200,7 +200,7 @@ def test_a_full_disk_leaves_the_damaged_version_where_it_is(tmp_path, monkeypatc
     def refuse(*_arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(writer, "write_synced", refuse)
+    monkeypatch.setattr(draft, "write_synced", refuse)
     with pytest.raises(StoreWriteError, match="No space left"):
         store.publish(entries(), on_damage=lambda error: None)
     assert files_of(store) == before

@@ -1,0 +1,137 @@
+"""Where a store stands: links followed, staging on its own file system, and the lock of repairs."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from cache.atomic import IsLeft, never, own_folder, temp_prefix
+
+INSIDE = ".tmp-"
+"""How a staging folder is called that stands within a store, which is a mount point."""
+
+GONE = "gone-"
+"""Follows the prefix of a folder that ``gc`` has moved aside and removes."""
+
+_NOT_FROM_BESIDE = (errno.EXDEV, errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS)
+"""What the system says where nothing can be renamed into the store from beside it."""
+
+
+def followed(path: Path) -> Path:
+    """Return where a link leads, whether or not something stands there; any other path as it is."""
+    with contextlib.suppress(OSError):
+        if path.is_symlink():
+            return Path(os.path.realpath(path))
+    return path
+
+
+@contextlib.contextmanager
+def stage(folder: Path, label: str = "", is_left: IsLeft = never) -> Iterator[Path]:
+    """Give a folder from which versions are renamed into a store, which was tried; then remove it.
+
+    It stands beside the store, where no reader of it looks. Only where nothing can be renamed from
+    there (the store is a mount point, or the folder around it cannot be written) it stands inside.
+
+    Args:
+        folder: The store; it need not be there, what is around it must.
+        label: Follows the prefix in the name.
+        is_left: As in ``own_folder``.
+
+    Raises:
+        OSError: The store cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            staging = stack.enter_context(
+                own_folder(folder.parent, temp_prefix(folder) + label, is_left)
+            )
+            inside = not _reaches(staging, folder)
+        except OSError as error:
+            if error.errno not in _NOT_FROM_BESIDE or not folder.is_dir():
+                raise
+            inside = True
+        if inside:
+            stack.close()
+            staging = stack.enter_context(own_folder(folder, INSIDE + label, is_left))
+        yield staging
+
+
+def _reaches(staging: Path, folder: Path) -> bool:
+    """Try to rename a folder from ``staging`` into ``folder``."""
+    probe, there = staging / "probe", folder / f"{INSIDE}{staging.name.rsplit('-', 1)[-1]}"
+    probe.mkdir()
+    try:
+        probe.rename(there)
+    except FileNotFoundError:
+        # There is no store yet; it will stand on the file system of what is around it.
+        return True
+    except OSError as error:
+        if error.errno in _NOT_FROM_BESIDE:
+            return False
+        raise OSError(error.errno, error.strerror, str(folder)) from error
+    there.rmdir()
+    return True
+
+
+def staged(folder: Path, label: str = "") -> list[Path]:
+    """Return what stands where ``stage`` stages, sorted; its makers may be at work or gone.
+
+    Raises:
+        OSError: The folder around the store cannot be listed.
+    """
+    prefix = temp_prefix(folder) + label
+    # Path.glob would find nothing, silently, in a folder that may not be listed.
+    found = [path for path in folder.parent.iterdir() if path.name.startswith(prefix)]
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found += [path for path in folder.iterdir() if path.name.startswith(INSIDE + label)]
+    return sorted(found)
+
+
+def set_aside(folder: Path, staging: Path) -> Path:
+    """Rename a staging folder, so that its maker, if it is at work, makes another one.
+
+    Args:
+        folder: The store.
+        staging: One of ``staged``.
+
+    Returns:
+        Its new name; one that was set aside before keeps its own.
+
+    Raises:
+        OSError: The system refuses, or it is gone.
+    """
+    prefix = temp_prefix(folder) if staging.parent == folder.parent else INSIDE
+    if staging.name.startswith(prefix + GONE):
+        return staging
+    return staging.rename(staging.with_name(prefix + GONE + staging.name.removeprefix(prefix)))
+
+
+def discard(folder: Path, staging: Path) -> None:
+    """Set a staging folder aside and remove it, as far as the system allows that."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(set_aside(folder, staging), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the store's lock, which all take who move something away; who adds needs none.
+
+    Where the file system has no locks, or the store may not be read, nothing is held.
+
+    Raises:
+        BlockingIOError: Another process holds it, and ``wait`` is false.
+    """
+    import fcntl  # POSIX only, as is the system lock; loading a cache needs neither
+
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass
+        yield
