@@ -61,17 +61,19 @@ def stage(folder: Path, label: str = "", is_left: IsLeft = never) -> Iterator[Pa
 def _reaches(staging: Path, folder: Path) -> bool:
     """Try to rename a folder from ``staging`` into ``folder``."""
     probe, there = staging / "probe", folder / f"{INSIDE}{staging.name.rsplit('-', 1)[-1]}"
-    probe.mkdir()
     try:
+        probe.mkdir()
         probe.rename(there)
     except FileNotFoundError:
-        # There is no store yet; it will stand on the file system of what is around it.
+        # There is no store yet, which will stand on the file system of what is around it. Or the
+        # staging folder was taken away, as who works in it will find out.
         return True
     except OSError as error:
         if error.errno in _NOT_FROM_BESIDE:
             return False
         raise OSError(error.errno, error.strerror, str(folder)) from error
-    there.rmdir()
+    with contextlib.suppress(FileNotFoundError):
+        there.rmdir()
     return True
 
 

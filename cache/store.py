@@ -357,6 +357,9 @@ def open_store(location: str | os.PathLike[str], writable: bool = False) -> Stor
     elif writable:
         current = None
     else:
+        if isinstance(source, FolderSource) and source.folder.is_file():
+            msg = f"{source.location} is a file; a cache is a folder, or a packed file in .zip"
+            raise StoreNotFoundError(source.location, msg)
         bring = "" if is_url(source.location) else "`unpack` and `pull` bring one, or "
         how = f"{bring}{how_to_build(source.location)}"
         msg = f"there is no cache at {source.location} (no {ROOT_KEY} in it); {how}"

@@ -1,11 +1,13 @@
 """Writes a cache's files behind a URL."""
 
 import contextlib
+import secrets
 from collections.abc import Iterator
 
 from cache.causes import why
 from cache.errors import CacheError, ShippingError
 from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, parse_root
+from cache.place import INSIDE
 from cache.remote import UrlSource, protocols
 
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "hf", "abfs", "az", "adl", "oci", "oss"})
@@ -16,7 +18,7 @@ class RemoteWriter:
     """Writes a cache's files behind a URL, each whole or not at all.
 
     An object store makes an object visible when it is complete; elsewhere a file is written
-    beside its place and renamed.
+    under another name and renamed.
 
     Raises:
         ShippingError: It is a web server, which takes no files.
@@ -74,8 +76,11 @@ class RemoteWriter:
                 filesystem.pipe_file(path, data)
                 return
             filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-            filesystem.pipe_file(f"{path}.part", data)
-            filesystem.mv(f"{path}.part", path)
+            # Of its own name, as another one may push the same; beside the versions, so that one
+            # that is left belongs to none.
+            part = self.source.path(f"{INSIDE}{secrets.token_hex(8)}")
+            filesystem.pipe_file(part, data)
+            filesystem.mv(part, path)
 
     @contextlib.contextmanager
     def _typed_errors(self, key: str) -> Iterator[None]:

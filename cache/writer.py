@@ -29,7 +29,7 @@ from cache.layout import (
     root_document,
     version_key,
 )
-from cache.place import locked, stage
+from cache.place import INSIDE, locked, stage
 from cache.source import FolderSource, may_exist
 from cache.verify import findings_of
 
@@ -281,7 +281,10 @@ class StoreWriter:
                     self.folder.rmdir()
             if isinstance(error, CacheError):
                 raise
-            file = error.filename or str(self.folder)
+            file = str(error.filename or self.folder)
+            if INSIDE in Path(file).name:
+                # A staging folder's name says nothing to anybody.
+                file = str(self.folder)
             raise StoreWriteError.caused_by(file, error, self._state()) from error
 
     def _state(self) -> str:

@@ -18,7 +18,11 @@ CERTIFICATE_FORMAT = 2
 
 
 def certify_version(
-    store: Store, version: str, *, progress: Progress | None = None
+    store: Store,
+    version: str,
+    *,
+    progress: Progress | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> list[Certificate]:
     """Check the entries of a version that have no certificate yet, and keep what was found.
 
@@ -29,6 +33,8 @@ def certify_version(
         store: A writable cache.
         version: Version id.
         progress: Called after each entry.
+        notice: Called where nothing may be written beside the cache, which is one in itself as a
+            mount point is; None refuses that.
 
     Returns:
         One certificate an entry that was checked now; those taken over are left out.
@@ -56,7 +62,12 @@ def certify_version(
         if progress is not None:
             progress(info.name, done, len(infos))
     if made:
-        _write_certificates(store, version, kept)
+        try:
+            _write_certificates(store, version, kept)
+        except StoreWriteError as error:
+            if notice is None or error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            notice(f"{error}; the certificates are not kept")
     return made
 
 
