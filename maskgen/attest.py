@@ -1,7 +1,8 @@
 """Certificates of a version, a sidecar beside it: made once, taken over, no part of it."""
 
+import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

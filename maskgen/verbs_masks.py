@@ -70,7 +70,9 @@ def build(
     certificates: list[Certificate] = []
     if certify and not read_only:
         with show_progress("certify") as progress:
-            certificates = certify_version(store, report.version, progress=progress)
+            certificates = certify_version(
+                store, report.version, progress=progress, notice=_echo_notice
+            )
     failed = [certificate for certificate in certificates if certificate.findings]
 
     def show() -> None:

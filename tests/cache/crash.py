@@ -1,4 +1,4 @@
-"""Acts on a store that are killed, torn, refused or held up at each file operation, and many at once.
+"""Acts on a store: killed, torn, refused or held up at each file operation, and many at once.
 
 The work is done in a process of its own that has one thread, so that it may fork. Each act runs in
 a child; where a hook meets file operation number k it does what the mode says.
@@ -25,10 +25,11 @@ _NO_LONGER_S = 5.0
 """How long one that was held up waits for another one, which may wait for its lock."""
 
 
-def run(row: str, *arguments: object) -> tuple[collections.Counter, list[str]]:
+def run(row, acts, others, number):
     """Run one of ``ROWS`` in a process of its own; return the outcomes and what was bad."""
+    arguments = map(json.dumps, (list(acts), list(others), number))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cache.crash", row, *map(str, arguments)],
+        [sys.executable, "-m", "tests.cache.crash", row, *arguments],
         check=True,
         capture_output=True,
         text=True,
@@ -91,7 +92,7 @@ class Child:
 
     def wait(self):
         """Return what it said: nothing when it was killed."""
-        with open(self._said, "rb") as file:
+        with os.fdopen(self._said, "rb") as file:
             said = file.read()
         os.waitpid(self.process, 0)
         os.close(self._paused)
@@ -295,17 +296,45 @@ ROWS = {
     "a link to another disk: killed, full, two": _elsewhere("-link"),
     "a mount point: killed, full, two": _elsewhere("-mount"),
 }
-"""What is done; the last argument is a stride over file operations, or how many rounds."""
+"""What is done, and how: with a stride over file operations, or the number of rounds."""
+
+STORE_ACTS = ("publish", "replace", "pull", "unpack", "use", "gc")
+FULL = (
+    ("kill -9 at each file operation", [*STORE_ACTS, "build"], [], 1),
+    ("kill -9 amid each file's write", [*STORE_ACTS, "build"], [], 1),
+    ("disk full from each operation on", [*STORE_ACTS, "build"], [], 1),
+    ("kill -9 with a second one at work", [*STORE_ACTS, "build"], [], 2),
+    ("held up at each, a second one works", STORE_ACTS, STORE_ACTS, 3),
+    ("held up at each, a second one works", ["build"], ["build", "gc"], 4),
+    ("2, 4 and 8 of a kind at once", [*STORE_ACTS, "build"], [], 10),
+    ("2, 4 and 8 of mixed kinds at once", [*STORE_ACTS, "build"], [], 60),
+    ("a link to another disk: killed, full, two", STORE_ACTS, [], 5),
+    ("a mount point: killed, full, two", [*STORE_ACTS, "build"], [], 2),
+)
+"""The whole drill: row, acts, others, stride or rounds."""
+
+QUICK = (
+    ("kill -9 at each file operation", ["publish", "pull", "use", "gc"], [], 5),
+    ("kill -9 amid each file's write", ["unpack"], [], 2),
+    ("disk full from each operation on", ["replace", "pull", "gc"], [], 7),
+    ("kill -9 with a second one at work", ["pull", "gc"], [], 9),
+    ("held up at each, a second one works", ["publish", "pull"], ["pull", "gc"], 9),
+    ("held up at each, a second one works", ["replace", "gc"], ["replace", "use"], 7),
+    ("2, 4 and 8 of a kind at once", ["publish", "replace", "pull", "unpack"], [], 1),
+    ("2, 4 and 8 of mixed kinds at once", STORE_ACTS, [], 2),
+)
+"""What the tests do of it."""
 
 
 def main(row, acts, others, number):
-    # In memory where that is possible: what a kill leaves does not depend on the disk, its time does.
+    # In memory where that is possible: what a kill leaves does not depend on the disk.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as scratch, mock.patch.object(layout, "MAX_CHUNK_VALUES", 24):
+    with (
+        tempfile.TemporaryDirectory(dir=memory) as scratch,
+        mock.patch.object(layout, "MAX_CHUNK_VALUES", 24),
+    ):
         drill = Drill(scratch)
         if "build" in acts + others:
-            import maskgen.attest
-            import maskgen.build
             import torch
 
             torch.set_num_threads(1)
@@ -321,4 +350,4 @@ def main(row, acts, others, number):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2].split(","), [o for o in sys.argv[3].split(",") if o], int(sys.argv[4]))
+    main(sys.argv[1], *map(json.loads, sys.argv[2:]))

@@ -4,7 +4,8 @@ import collections
 
 import pytest
 
-from tests.cache import drill, fuzz
+import cache
+from tests.cache import acts, crash, drill, fuzz
 from tests.cache.damage import Drill, outcome_of_source, seeded
 from tests.cache.samples import DictSource, files_of, published, truth_of
 
@@ -57,6 +58,36 @@ def test_the_drill_notices_wrong_values_and_untyped_errors(tmp_path):
     done.bad.clear()
     done.count("row", "SILENT causal/q8", "what")
     assert done.bad == ["row: what: SILENT causal/q8"]
+
+
+@pytest.mark.parametrize("case", crash.QUICK, ids=lambda case: f"{case[0]}: {','.join(case[1])}")
+def test_acts_on_a_store_that_are_cut_off_or_meet_leave_it_good(case):
+    outcomes, bad = crash.run(*case)
+    assert bad == []
+    assert set(outcomes) <= {"right", "refused"}
+    assert outcomes["right"] > 0
+
+
+def test_the_drill_notices_what_is_lost_or_left(tmp_path):
+    made, folder = tmp_path / "made", tmp_path / "full1"
+    made.mkdir()
+    acts.template(made)
+    acts.copy(made, folder)
+    store = cache.open_store(acts.near(folder))
+    current, old = store.current, (folder / "old").read_text()
+    assert acts.check(folder, [current]) == ""
+    assert acts.check(folder, ["0" * 64]) == f"SILENT gone: {{'{'0' * 64}'}}"
+    damaged = (folder / "damaged").read_text()
+    assert acts.check(folder, [damaged]).startswith("SILENT damaged")
+    assert acts.check_swept(folder) == ""
+    (folder / "near" / "stray").mkdir()
+    assert acts.check_swept(folder).startswith("SILENT leftover {'stray'}")
+    (acts.near(folder) / old).rename(folder / "aside")
+    assert acts.check(folder, []) == ""
+    (acts.near(folder) / current).rename(folder / "aside2")
+    assert acts.check(folder, []).startswith("SILENT damaged")
+    (acts.near(folder) / "zarr.json").unlink()
+    assert acts.check(folder, []) == "SILENT lost"
 
 
 def test_the_table_has_a_line_a_row():

@@ -15,18 +15,9 @@ import pytest
 import cache
 from cache import draft, writer
 from cache.errors import DamagedEntryError, StoreWriteError
-from tests.cache import crash
 from tests.cache.samples import entries, files_of, published
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_kill_9_leaves_the_old_state_or_the_new_one(tmp_path):
-    assert crash.kills(tmp_path / "kill", 12) == {"right": 12}
-
-
-def test_processes_publish_at_once_without_loss(tmp_path):
-    assert crash.writers(tmp_path / "race", 8) == {"right": 8}
 
 
 def test_threads_publish_at_once_without_loss(tmp_path):
