@@ -28,7 +28,6 @@ _ON_DISK = (
         "see that its disk or mount is sound",
     ),
     ((errno.EMFILE, errno.ENFILE), "close files or raise the limit (`ulimit -n`)"),
-    ((errno.ENOTDIR,), "name a folder: a file stands there or above it"),
     ((errno.ENAMETOOLONG,), "choose a shorter path"),
     ((errno.ELOOP,), "mend the links on its path"),
     (

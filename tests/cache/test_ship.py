@@ -243,19 +243,48 @@ def test_a_url_is_read_in_place(store, url):
 
 
 def test_push_writes_the_root_last_and_the_document_before_it(store, url, memory, monkeypatch):
-    order = []
-    pipe = type(memory).pipe_file
+    order, parts = [], []
+    pipe, move = type(memory).pipe_file, type(memory).mv
 
     def noting(self, path, value, **options):
-        order.append(path)
+        parts.append(path)
         return pipe(self, path, value, **options)
 
+    def moving(self, source, target, **options):
+        assert source == parts[-1]
+        order.append(target)
+        return move(self, source, target, **options)
+
     monkeypatch.setattr(type(memory), "pipe_file", noting)
+    monkeypatch.setattr(type(memory), "mv", moving)
     cache.push(store, url)
     root = url.removeprefix("memory:/")
-    assert order[-1] == f"{root}/zarr.json.part"
-    assert order[-2] == f"{root}/{store.current}/zarr.json.part"
-    assert len(order) == 6
+    assert order[-1] == f"{root}/zarr.json"
+    assert order[-2] == f"{root}/{store.current}/zarr.json"
+    assert len(order) == len(set(order)) == len(set(parts)) == 6
+    # Beside the versions, so that one that is left is part of none.
+    assert {part.rsplit("/", 1)[0] for part in parts} == {root}
+
+
+def test_two_pushes_at_once_of_one_version_do_not_meet(store, url, memory, monkeypatch):
+    """The second one works from beginning to end just before each file of the first is moved."""
+    move = type(memory).mv
+
+    for step in range(6):
+        target, moved = f"{url}{step}", []
+
+        def meeting(self, source, to, _step=step, _target=target, _moved=moved, **options):
+            _moved.append(to)
+            if len(_moved) == _step + 1:
+                cache.push(store, _target)
+            return move(self, source, to, **options)
+
+        monkeypatch.setattr(type(memory), "mv", meeting)
+        cache.push(store, target)
+        monkeypatch.setattr(type(memory), "mv", move)
+        assert len(moved) >= 6
+        far = cache.open_store(target)
+        assert (far.current, far.verify(), far.strangers()) == (store.current, [], [])
 
 
 def test_push_sends_only_what_is_missing(store, url, memory):
