@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from cache.causes import naming
+
 _CANNOT_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """What network file systems say to the sync of a folder."""
 
@@ -120,9 +122,10 @@ def replace_file(path: Path, data: bytes, staging: Path) -> None:
         OSError: The disk refuses; ``path`` is as it was.
     """
     temp = staging / f"replace-{path.name}"
-    write_synced(temp, data)
-    temp.replace(path)
-    sync_folder(path.parent)
+    with naming(path):
+        write_synced(temp, data)
+        temp.replace(path)
+        sync_folder(path.parent)
 
 
 def create_file(path: Path, data: bytes, staging: Path) -> bool:
