@@ -53,11 +53,15 @@ def held(name: str) -> Iterator[None]:
             whole = folder.resolve()
             missing += [made for made in (whole, *whole.parents) if not made.exists()]
             whole.mkdir(parents=True, exist_ok=True)
-            lock = path.open("w")
+            lock = path.open("a")
         except OSError as error:
             raise ConfigError("run.folder", name, f"must be a writable folder ({error})") from error
         with lock:
             _take(lock, path)
+            with contextlib.suppress(OSError):
+                # Whoever wants to signal the run finds it by this number.
+                os.ftruncate(lock.fileno(), 0)
+                os.write(lock.fileno(), f"{os.getpid()}\n".encode())
             try:
                 yield
             finally:

@@ -1,4 +1,5 @@
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -64,3 +65,8 @@ def test_the_first_error_of_any_rank_is_raised_while_others_hang():
     with pytest.raises(ValueError, match="rank 1 is broken"):
         on_every_rank(work, range(RANKS))
     assert time.monotonic() - began < 0.9
+
+
+def test_the_library_has_no_time_limit_that_a_slow_save_or_a_stopped_process_could_meet(groups):
+    week = timedelta(days=7)
+    assert [group._backend.options._timeout for group in groups] == [week] * RANKS

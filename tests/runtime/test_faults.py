@@ -17,6 +17,7 @@ import torch
 from maskgen.cli import main as maskgen
 from runtime.anchors import anchor_candidates
 from runtime.checkpoint import find_checkpoints, save_checkpoint
+from runtime.crew import Crew
 from runtime.errors import NonFiniteError, WorkerError
 from runtime.graph import CaptureError, GraphPool, StaticStep
 from runtime.metrics import read_metrics
@@ -305,6 +306,43 @@ def test_a_stop_logs_the_interval_that_it_breaks_off(tmp_path):
     assert result.signal is signal.SIGINT
     assert row["step"] == result.steps
     assert row["loss"] > 0
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step_under_way(tmp_path, monkeypatch):
+    trainer = ready(tmp_path)
+    start(trainer)
+    run, under_way, let_go = trainer.replicas[0].run, threading.Event(), threading.Event()
+
+    def hanging(step, slot):
+        run(step, slot)
+        if step.number == 3:
+            under_way.set()
+            assert let_go.wait(60)
+
+    def interrupt():
+        assert under_way.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def report(line):
+        if "stopping after the steps under way" in line:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def stop(crew):
+        crew_stop(crew)
+        let_go.set()
+
+    crew_stop = Crew.stop
+    monkeypatch.setattr(Crew, "stop", stop)
+    monkeypatch.setattr(trainer.replicas[0], "run", hanging)
+    trainer.report = report
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    trainer.teardown()
+    sender.join()
+    (saved, *_) = find_checkpoints(trainer.folder / "checkpoints")
+    assert saved.step == 4
 
 
 @pytest.fixture(scope="module")

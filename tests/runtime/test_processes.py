@@ -26,7 +26,7 @@ from runtime.train import _agree_on_start
 from tests.runtime.test_train import RUN_FILE
 from tests.runtime.tiny_run import build_masks, losses, make_config, make_data, train
 from tests.runtime.tiny_text import byte_target
-from tests.runtime.torchrun_job import STEPS, torchrun, torchrun_job
+from tests.runtime.torchrun_job import QUIET_S, STEPS, torchrun, torchrun_job
 
 LIMIT_S = 45.0
 """Less than the 60 s after which a collective or a silent process is given up."""
@@ -162,7 +162,7 @@ def prepared(folder, **sections):
 def job(tmp_path_factory):
     """What the runs of torchrun_job.py left: the folder, and each process's outcomes by run."""
     folder = tmp_path_factory.mktemp("job")
-    runs = ("two", "four", "stopped", "resumed", "flipped", "raised_in_four", "killed")
+    runs = ("two", "four", "stopped", "resumed", "paused", "flipped", "raised_in_four", "killed")
     code, errors, outcomes = torchrun_job(folder, prepared(folder), "cpu,cpu", runs)
     # Process 1 killed itself in the last run, and nothing waited for it for long.
     assert code != 0
@@ -204,6 +204,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(job):
     assert [outcome["steps"] for outcome in resumed] == [STEPS] * 2
     # It had something left to do.
     assert stopped[0]["weights"] != whole[0]["weights"]
+
+
+def test_a_process_that_was_stopped_for_longer_than_the_time_out_goes_on(job):
+    _, outcomes = job
+    for outcome in outcomes:
+        assert outcome["paused"]["seconds"] > 1.5 * QUIET_S
+        assert outcome["paused"]["weights"] == outcome["two"]["weights"]
 
 
 def test_a_flipped_bit_is_found_before_it_is_saved(job):

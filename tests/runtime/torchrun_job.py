@@ -19,6 +19,7 @@ import torch
 import torch._dynamo
 from torch import distributed
 
+from runtime import pulse
 from runtime.checkpoint import find_checkpoints
 from runtime.config import parse_config
 from runtime.errors import TrainingError
@@ -26,6 +27,7 @@ from runtime.processes import join_processes
 from tests.runtime.tiny_run import first_drafter, make_trainer
 
 STEPS = 24
+QUIET_S = 4.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -95,6 +97,21 @@ class Job:
 
     def raised_in_four(self):
         self.train("raised_in_four", workers=2, steps=500, break_it=self.at_sample(20, lose_disk))
+
+    def paused(self):
+        """Process 1 is stopped, as by Ctrl-Z, for longer than a process may be silent."""
+
+        def pause():
+            again = f"sleep {2 * QUIET_S}; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", again])
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        usual = pulse.SILENCE_S
+        pulse.SILENCE_S = QUIET_S
+        try:
+            self.train("paused", break_it=self.at_sample(20, pause))
+        finally:
+            pulse.SILENCE_S = usual
 
     def killed(self):
         def die():
