@@ -10,11 +10,22 @@ from click.testing import CliRunner
 from maskgen.families import families
 from maskgen.spec import read_specs
 from runtime import evaluate, export, prepare, train
-from runtime.capabilities import DECODING, FREE, LIMITS, SHARING, Request, check_request
+from runtime.capabilities import (
+    DECODING,
+    FREE,
+    HIDDEN_STATES,
+    LIMITS,
+    SHARING,
+    Request,
+    check_request,
+)
 from runtime.config import parse_config
 from runtime.devices import Placement
 from runtime.errors import ConfigError
+from runtime.initialise import drafter_config as drafter_shape
 from runtime.session import run_specs
+from runtime.target_outline import TargetOutline
+from tests.runtime.tiny_llama import tiny_model, tiny_tokenizer
 
 GPU = Placement((torch.device("cuda", 0),), torch.bfloat16, 1)
 CPU = Placement((torch.device("cpu"),), torch.float32, 1)
@@ -167,3 +178,56 @@ def test_specs_of_a_run_are_those_of_its_own_name():
     config = parse_config({"masks": {"entry": [ENTRY, other]}})
     assert run_specs(config) == request.specs
     check_request(Request(config=config, specs=run_specs(config)))
+
+
+@pytest.fixture(scope="module")
+def outline():
+    """Of a Llama of six layers and 256 positions, on the meta device."""
+    return TargetOutline(tiny_model().to("meta"), tiny_tokenizer(), name="tiny")
+
+
+def drafter_of(outline, layers):
+    shape = {"num_layers": layers, "draft_block_size": 4, "target_layer_ids": (1, 3)}
+    return drafter_shape(outline, **shape, embedding="rows")
+
+
+def test_a_target_that_can_do_all_that_is_asked(outline):
+    short = {**ENTRY, "context": 256}
+    request = replace(asked(short, drafter={"num_layers": 6}), outline=outline)
+    check_request(request)
+    check_request(replace(request, network=drafter_of(outline, 6)))
+
+
+def test_contexts_end_where_the_targets_positions_do(outline):
+    with pytest.raises(ConfigError, match=r"masks\.entry\.context = .*384, of the target's 256"):
+        check_request(replace(asked(), outline=outline))
+
+
+def test_a_drafter_starts_from_as_many_layers_as_there_are(outline):
+    short = {**ENTRY, "context": 256}
+    many = replace(asked(short, drafter={"num_layers": 7}), outline=outline)
+    with pytest.raises(ConfigError, match=r"drafter\.num_layers = 7: starting from the target's"):
+        check_request(many)
+    random = asked(short, drafter={"num_layers": 7, "init": "random"})
+    check_request(replace(random, outline=outline, network=drafter_of(outline, 7)))
+
+
+def test_layers_unlike_a_drafters_can_be_read_but_not_started_from():
+    model = tiny_model(hidden_act="gelu").to("meta")
+    outline = TargetOutline(model, tiny_tokenizer(), name="tiny")
+    short = {**ENTRY, "context": 256}
+    request = replace(asked(short), outline=outline, network=drafter_of(outline, 2))
+    with pytest.raises(ConfigError, match=r"drafter\.init = .*its activation is gelu.*random"):
+        check_request(request)
+    check_request(request, (HIDDEN_STATES, DECODING))
+    config = parse_config({"drafter": {"init": "random"}})
+    check_request(replace(request, config=config))
+
+
+def test_a_model_that_cannot_be_rewound_is_no_target():
+    model = tiny_model().to("meta")
+    model._is_stateful = True
+    outline = TargetOutline(model, tiny_tokenizer(), name="tiny")
+    for parts in (None, (DECODING,), (HIDDEN_STATES,)):
+        with pytest.raises(ConfigError, match=r"target\.model = 'tiny: LlamaFor.* rewound"):
+            check_request(replace(asked({**ENTRY, "context": 256}), outline=outline), parts)
