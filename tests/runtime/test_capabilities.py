@@ -114,6 +114,19 @@ def test_what_cannot_be_done_is_refused(request_, field, message):
     assert caught.value.field == field
 
 
+def test_contexts_are_those_that_the_targets_positions_reach():
+    tokenizer = tiny_tokenizer()
+    for positions in (384, 383):
+        model = tiny_model(max_position_embeddings=positions)
+        outline = TargetOutline(model, tokenizer, name="tiny")
+        request = replace(asked(drafter={"init": "random"}), outline=outline)
+        if positions == 384:
+            check_request(request)
+            continue
+        with pytest.raises(ConfigError, match="384, of the target.*383 positions"):
+            check_request(request)
+
+
 def test_a_door_that_asks_for_some_parts_only_takes_entries_of_any_family():
     static = {"name": "dflash", "family": "causal", "Q_LEN": 128, "KV_LEN": 256}
     check_request(asked(static), (DECODING,))

@@ -98,6 +98,14 @@ def test_what_int32_does_not_hold_is_refused(door, wrong):
         assert caught.value.field.endswith(name), (case.family, name)
 
 
+def test_a_wide_tensor_is_not_read_back_from_a_device():
+    ids = torch.zeros(4, dtype=torch.int64, device="meta")
+    with pytest.raises(MaskSpecError, match="where the host may not read it"):
+        families["document"].spans(4, 4, doc_ids=ids)
+    starts, _ = families["document"].spans(4, 4, doc_ids=ids.int())
+    assert starts.device.type == "meta"
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint64, np.int64, np.uint32])
 @pytest.mark.parametrize("door", ["intervals", "spans"])
 def test_what_fits_is_taken_in_any_dtype(door, dtype):
