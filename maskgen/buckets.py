@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from maskgen.checks import MAX_LENGTH
 from maskgen.errors import MaskgenError, MaskSpecError
 
 MAX_CANDIDATES = 16384
@@ -112,7 +113,7 @@ class BucketPlan:
         """Count padding per bucket, in the plan's order, for ``lengths`` in tokens.
 
         Raises:
-            MaskSpecError: There is no length, or one is below 1.
+            MaskSpecError: There is no length, or one is no integer from 1 to 2**30.
             BucketOverflowError: A length is longer than the largest bucket.
         """
         values = _checked_lengths(lengths)
@@ -141,12 +142,13 @@ def plan_buckets(lengths: Iterable[int], max_buckets: int, multiple: int) -> Buc
         multiple: Every bucket is a multiple of this, usually BLOCK_SIZE.
 
     Raises:
-        MaskSpecError: An argument is below 1, there is no length, or too many distinct ones.
+        MaskSpecError: An argument is no integer from 1 to 2**30, there is no length, or there are
+            too many distinct ones.
     """
     if max_buckets < 1:
         raise MaskSpecError("max_buckets", max_buckets, "must be at least 1")
-    if multiple < 1:
-        raise MaskSpecError("multiple", multiple, "must be at least 1")
+    if not 1 <= multiple <= MAX_LENGTH:
+        raise MaskSpecError("multiple", multiple, "must be 1 to 2**30")
     values = _checked_lengths(lengths)
     candidates, counts = np.unique(-(-values // multiple) * multiple, return_counts=True)
     if len(candidates) > MAX_CANDIDATES:
@@ -181,10 +183,15 @@ def _least_padding(sizes: np.ndarray, covered: np.ndarray, max_buckets: int) -> 
 
 
 def _checked_lengths(lengths: Iterable[int]) -> np.ndarray:
-    """Return the lengths sorted as int64."""
-    values = np.sort(np.fromiter(lengths, np.int64))
+    """Return the lengths sorted as int64; what int64 would round or wrap is refused before."""
+    values = np.asarray(list(lengths))
     if not len(values):
         raise MaskSpecError("lengths", [], "must hold at least one length")
-    if values[0] < 1:
-        raise MaskSpecError("lengths", int(values[0]), "must be at least 1 token each")
-    return values
+    # Floats and objects are also what NumPy makes of integers past 64 bits.
+    whole = values.dtype.kind in "iu"
+    if whole:
+        values.sort()
+    for value in values[[0, -1]].tolist():
+        if not (whole and 1 <= value <= MAX_LENGTH):
+            raise MaskSpecError("lengths", value, "must be integers, 1 to 2**30 tokens each")
+    return values.astype(np.int64)

@@ -7,6 +7,8 @@ from typing import Any
 
 from maskgen.errors import MaskSpecError
 
+MAX_LENGTH = 1 << 30
+"""Largest length and largest integer parameter: sums of two of them stay inside int32."""
 MAX_BLOCK_SIZE = 1024
 """Largest tile side, in tokens."""
 BLOCK_MULTIPLE = 16

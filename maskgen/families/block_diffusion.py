@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskgen.checks import MAX_LENGTH
 from maskgen.errors import MaskSpecError
 from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, Spans
 from maskgen.families.full import FULL
-from maskgen.families.params import MAX_LENGTH, Param
+from maskgen.families.params import Param
 from maskgen.families.segments import DOC_OFFSETS, check_documents, segments_of
 from maskgen.families.spans import nothing, rows, stack_spans
 from maskgen.intervals import RowIntervals

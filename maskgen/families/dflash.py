@@ -10,10 +10,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from maskgen.checks import MAX_LENGTH
 from maskgen.errors import MaskSpecError
 from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, Spans
-from maskgen.families.params import MAX_LENGTH, Param, RuntimeParam
+from maskgen.families.params import Param, RuntimeParam
 from maskgen.families.segments import DOC_IDS, check_documents, segments_of
 from maskgen.families.spans import rows, stack_spans
 from maskgen.intervals import RowIntervals

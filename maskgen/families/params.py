@@ -14,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maskgen.checks import MAX_LENGTH
 from maskgen.errors import MaskSpecError
-
-MAX_LENGTH: Final = 1 << 30
-"""Largest length and largest integer parameter: sums of two of them stay inside int32."""
 
 _FITTING: Final = (torch.int32, torch.int16, torch.uint16, torch.int8, torch.uint8)
 """Dtypes whose every value int32 holds."""

@@ -87,7 +87,13 @@ def test_the_plan_is_as_good_as_trying_every_choice(seed):
     ("arguments", "rule"),
     [
         (([], 2, 1), "at least one length"),
-        (([3, 0], 2, 1), "at least 1 token"),
+        (([3, 0], 2, 1), "lengths = 0: must be integers, 1 to"),
+        # Their padding would be counted in int64, which wraps, and a fraction would be cut off.
+        (([3, 2**62], 2, 1), "lengths = 4611686018427387904: must be integers, 1 to"),
+        (([2**64, 3], 2, 1), "must be integers, 1 to"),
+        (([3, 4.5], 2, 1), "must be integers, 1 to"),
+        (([None, 3], 2, 1), "must be integers, 1 to"),
+        (([3], 1, 2**63), "multiple = 9223372036854775808: must be 1 to"),
         (([3], 0, 1), "max_buckets = 0"),
         (([3], 1, 0), "multiple = 0"),
         ((range(1, MAX_CANDIDATES + 2), 2, 1), "distinct rounded lengths"),

@@ -612,7 +612,7 @@ def test_plan_of_prepared_data(tmp_path):
         ("12\nlong\n", "DATA line 2 = 'long'"),
         ("12 3 4\n", "a length, or a length and a count"),
         ("\n", "at least one length"),
-        ("0\n", "at least 1 token"),
+        ("0\n", "lengths = 0: must be integers, 1 to"),
         ("5 99999999999\n", "more than 10000000 samples"),
         (b"\xff\xfe", "must be UTF-8"),
         (None, "cannot be read"),
