@@ -93,6 +93,22 @@ def test_a_spoilt_sidecar_is_made_again(tmp_path, content):
     assert json.loads(file.read_text())["entries"][0]["name"] == "causal/q100-kv100"
 
 
+def test_what_was_found_wrong_is_checked_again_and_not_taken_over(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    first = build(specs_of(CAUSAL), store).version
+    certify_version(store, first)
+    file = certificate_file(store, first)
+    content = json.loads(file.read_text())
+    content["entries"][0]["findings"] = ["spans: wrong"]
+    file.write_text(json.dumps(content))
+    # Another version with that entry, then the version itself: both are checked by the formula.
+    second = build(specs_of(CAUSAL, WINDOW), store, make_current=False).version
+    assert [c.findings for c in certify_version(store, second)] == [(), ()]
+    certificate_file(store, second).unlink()
+    assert [c.findings for c in certify_version(store, first)] == [()]
+    assert json.loads(file.read_text())["entries"][0]["findings"] == []
+
+
 def test_certificates_that_cannot_be_written_are_a_typed_error(tmp_path):
     store = cache.open_store(tmp_path / "m.zarr", writable=True)
     version = build(specs_of(CAUSAL), store).version

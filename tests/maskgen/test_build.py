@@ -381,6 +381,19 @@ def test_a_mask_of_code_that_changed_is_not_loaded(tmp_path, monkeypatch, name):
     assert load_entry(store, "mine/q48-kv48").spans.K == 1
 
 
+def test_a_mask_whose_build_recorded_no_source_is_taken_as_it_is(tmp_path, module):
+    """As of code that stood in no file where it was built."""
+    store = fresh(tmp_path)
+    module("def mask(b, h, q, kv):\n    return q >= kv\n")
+    (spec,) = specs_of(FUNCTION)
+    data = build_entry(spec)
+    attrs = {name: value for name, value in data.attrs.items() if name != "source"}
+    assert len(attrs) == len(data.attrs) - 1
+    store.publish([dataclasses.replace(data, attrs=attrs)])
+    assert installed_source(spec.family)
+    assert load_entry(store, spec.name).spans.K == 1
+
+
 def test_a_build_in_a_process_that_has_the_old_code_is_noticed(tmp_path, module):
     store = fresh(tmp_path)
     module("def mask(b, h, q, kv):\n    return q >= kv\n")

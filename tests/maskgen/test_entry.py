@@ -13,7 +13,7 @@ from cache.errors import EntryNotFoundError
 from maskgen.block_mask import to_block_mask
 from maskgen.buckets import Bucket
 from maskgen.build import build, build_entry
-from maskgen.entry import load_entry
+from maskgen.entry import check_size, load_entry
 from maskgen.errors import LayoutInvariantError, MaskSpecError, UnsupportedMaskError
 from maskgen.intervals import RowIntervals
 from maskgen.picture import entry_kinds
@@ -230,6 +230,17 @@ def test_a_claimed_size_is_refused_before_memory_is_spent(tmp_path, spec, sizes)
         entry_kinds(load_entry(store, SPECS[spec].name))
     assert tracemalloc.get_traced_memory()[1] < 1 << 24
     tracemalloc.stop()
+
+
+def test_the_largest_claimed_sizes_are_looked_into():
+    spec = dataclasses.replace(SPECS[2], Q_LEN=16, KV_LEN=16, BLOCK_SIZE=(1024, 1024))
+    for field in ("Q_LEN", "KV_LEN"):
+        check_size(dataclasses.replace(spec, **{field: 2**26}))
+        with pytest.raises(MaskSpecError, match=rf"^{field} of .* = 67108865: must be at most"):
+            check_size(dataclasses.replace(spec, **{field: 2**26 + 1}))
+    check_size(spec, B=2**20, H=2**6)
+    with pytest.raises(MaskSpecError, match=r"^blocks of .* = 67108865: must be at most"):
+        check_size(spec, B=2**26 + 1)
 
 
 def test_blocks_of_many_claimed_heads_are_refused_too(tmp_path):

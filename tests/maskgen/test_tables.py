@@ -116,11 +116,12 @@ def test_spans_that_end_before_they_start_are_empty(K):
     assert kinds[0, 0].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
 
 
-def test_kinds_and_counts_are_read_back_from_the_tables():
-    spans = causal(100, 70)
+@pytest.mark.parametrize("B", [1, 3])
+def test_kinds_and_counts_are_read_back_from_the_tables(B):
+    spans = causal(100, 70, B=B)
     tables = compile_mask(spans, (32, 16))
     dense = torch.nn.functional.pad(spans.dense(), (0, -70 % 16, 0, -100 % 32))
-    sums = dense.view(1, 1, 4, 32, 5, 16).sum((3, 5))
+    sums = dense.view(B, 1, 4, 32, 5, 16).sum((3, 5))
     kinds = (sums > 0).to(torch.uint8) + (sums == 512).to(torch.uint8)
     assert torch.equal(tables.block_kinds(), kinds)
     assert torch.equal(tables.dense_blocks(), kinds > 0)
@@ -167,6 +168,10 @@ def put(position, value):
         ({"kv_num_blocks": put(0, 2)}, "kv_indices", "must have the 5 indices counted"),
         ({"full_kv_indices": put(0, 99)}, "full_kv_indices", r"indices must lie in \[0, 4\)"),
         ({"full_kv_indices": put(0, -1)}, "full_kv_indices", r"indices must lie in \[0, 4\)"),
+        *(
+            ({name: put(-1, 4)}, name, r"indices must lie in \[0, 4\), but found \(., 4\)")
+            for name in ("kv_indices", "full_kv_indices", "q_indices", "full_q_indices")
+        ),
         ({"full_kv_indices": put(5, 0)}, "full_kv_indices", "row 3.*|.*must ascend, .*row 3"),
         (
             {"q_num_blocks": put(0, 0), "q_indices": lambda t: t[1:]},
@@ -307,6 +312,11 @@ def test_bad_sizes_of_buffers_are_refused():
         MaskSpecError, match=r"q_indices = .*contiguous int32 tensor \(1, 1, 3, 3\)"
     ):
         BlockTables(Q_LEN=40, KV_LEN=40, BLOCK_SIZE=(16, 16), **fields)
+    # Kernels go by addresses: a view of the right shape is none.
+    for name in ("kv_indices", "q_indices", "full_kv_indices", "full_q_indices"):
+        fields = tables.as_dict() | {name: tables.as_dict()[name].transpose(-1, -2)}
+        with pytest.raises(MaskSpecError, match=rf"^{name} = .*must be a contiguous int32 tensor"):
+            BlockTables(Q_LEN=40, KV_LEN=40, BLOCK_SIZE=(16, 16), **fields)
     fields = tables.as_dict() | {"q_indices": tables.q_indices.to("meta")}
     with pytest.raises(MaskSpecError, match=r"q_indices = .*must be on cpu as the others"):
         BlockTables(Q_LEN=40, KV_LEN=40, BLOCK_SIZE=(16, 16), **fields)

@@ -208,3 +208,19 @@ def test_a_family_without_runtime_parameters_is_its_own_bounds():
     must, may = families["causal"].bounds(4, 6, offset=2)
     assert must.equals(may)
     assert must.equals(families["causal"].intervals(4, 6, offset=2))
+
+
+def test_the_batches_that_a_digest_draws_pad_within_a_row():
+    """A certificate tries what they hold: documents, and padding before and behind them."""
+    rows = [
+        row
+        for digest in range(8)
+        for row in families["document"].draw(f"{digest:064x}", 4, 32, 32, inner="causal")["doc_ids"]
+    ]
+    real = [(row >= 0).nonzero().flatten().tolist() for row in rows]
+    assert any(len(row.unique()) > 2 for row in rows)
+    assert any(
+        -1 in row[where[0] : where[-1]] for row, where in zip(rows, real, strict=True) if where
+    )
+    assert any(where[0] > 0 for where in real if where)
+    assert any(where[-1] < 31 for where in real if where)

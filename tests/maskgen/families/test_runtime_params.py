@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 
 import numpy as np
 import pytest
@@ -83,6 +84,9 @@ AS_ARRAYS = {
     "bool array": lambda v: np.array(v, dtype=np.bool_),
     "list of tensors": lambda v: changed(v, lambda x: torch.tensor(x + 2**32)),
     "meta tensor": lambda v: torch.tensor(v, dtype=torch.int64).to("meta"),
+    # Of these no value need be read, and the shape is wrong all the same.
+    "int32 tensor, a rank more": lambda v: torch.tensor([[v]], dtype=torch.int32),
+    "int32 tensor, empty": lambda v: torch.zeros(0, dtype=torch.int32),
 }
 
 
@@ -233,8 +237,8 @@ def test_a_spec_keeps_what_was_written():
 @pytest.mark.parametrize("case", {case.family: case for case in CASES}.values(), ids=str)
 def test_a_static_parameter_is_checked_at_every_door(door, case):
     # 2**32 + 1 added to an int32 tensor would be 1.
-    for param in families[case.family].params:
-        wrong = {"int": 2**32 + 1, "ints": [2**32 + 1], "bool": 2**32, "str": 2**32}[param.type]
+    for param, far in product(families[case.family].params, (2**32 + 1, -(2**32) + 1)):
+        wrong = {"int": far, "ints": [far], "bool": far, "str": far}[param.type]
         with pytest.raises(MaskSpecError) as caught:
             through(door, case, {**case.params, param.name: wrong})
         assert caught.value.field == param.name
