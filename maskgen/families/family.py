@@ -88,7 +88,7 @@ class Family:
         Raises:
             MaskSpecError: A length or value breaks its rule, or a name is unknown.
         """
-        self._check_frame(Q_LEN, KV_LEN, params)
+        Q_LEN, KV_LEN = self._check_frame(Q_LEN, KV_LEN, params)
         checked = self._static(params)
         for given in self.runtime:
             if params.get(given.name) is not None:
@@ -105,7 +105,7 @@ class Family:
 
     def max_K(self, Q_LEN: int, KV_LEN: int, params: Mapping[str, Any]) -> int:  # noqa: N802
         """Largest number of spans that a row can have under these static parameters."""
-        return self.max_k_fn(Q_LEN, KV_LEN, **self._static(params))
+        return self.max_k_fn(int(Q_LEN), int(KV_LEN), **self._static(params))
 
     def spans(
         self, Q_LEN: int, KV_LEN: int, *, device: torch.device | str | None = None, **params: Any
@@ -129,7 +129,7 @@ class Family:
                 parameter, or a runtime parameter that is no int32 tensor breaks its rule.
         """
         where = _device_of(device, params)
-        self._check_frame(Q_LEN, KV_LEN, params)
+        Q_LEN, KV_LEN = self._check_frame(Q_LEN, KV_LEN, params)
         return self.span_fn(Q_LEN, KV_LEN, where, **self._filled(params, where))
 
     def mask_mod(
@@ -141,7 +141,7 @@ class Family:
         as it needs no host sync, and they follow each batch.
         """
         where = _device_of(device, params)
-        self._check_frame(Q_LEN, KV_LEN, params)
+        Q_LEN, KV_LEN = self._check_frame(Q_LEN, KV_LEN, params)
         mod = self.mask_mod_fn(Q_LEN, KV_LEN, where, **self._filled(params, where))
         mod.__name__ = f"{self.name}_mask_mod"
         return mod
@@ -184,6 +184,7 @@ class Family:
         """
         if self.draw_fn is None:
             return {}
+        Q_LEN, KV_LEN = self._check_frame(Q_LEN, KV_LEN, static)
         source, filled = Draw(digest), self._static(self.check(Q_LEN, KV_LEN, static))
         drawn = [self.draw_fn(source, Q_LEN, KV_LEN, **filled) for _ in range(B)]
         return {
@@ -199,6 +200,7 @@ class Family:
             ``must``, cells allowed whatever the batch says, and ``may``, a superset of the cells
             that some batch allows; equal for a family without runtime parameters.
         """
+        Q_LEN, KV_LEN = self._check_frame(Q_LEN, KV_LEN, static)
         if self.bounds_fn is None:
             exact = self.intervals(Q_LEN, KV_LEN, **static)
             return exact, exact
@@ -213,19 +215,19 @@ class Family:
             MaskSpecError: A length or value breaks its rule, or a name is unknown.
         """
         where = _device_of(device, params)
+        Q_LEN, KV_LEN = self._check_frame(Q_LEN, KV_LEN, params)
         checked = self.check(Q_LEN, KV_LEN, params)
-        Q_LEN, KV_LEN = int(Q_LEN), int(KV_LEN)
         starts, ends = self.spans(Q_LEN, KV_LEN, device=where, **checked)
         return RowIntervals(starts, ends, KV_LEN).canonical()
 
-    def _check_frame(self, Q_LEN: int, KV_LEN: int, params: Mapping[str, Any]) -> None:
-        check_length("Q_LEN", Q_LEN)
-        check_length("KV_LEN", KV_LEN)
+    def _check_frame(self, Q_LEN: int, KV_LEN: int, params: Mapping[str, Any]) -> tuple[int, int]:
+        lengths = check_length("Q_LEN", Q_LEN), check_length("KV_LEN", KV_LEN)
         names = [param.name for param in self.params] + list(self.runtime_params)
         for name, value in params.items():
             if name not in names:
                 rule = f"is no parameter of family {self.name!r}: {one_of(name, names)}"
                 raise MaskSpecError(name, value, rule)
+        return lengths
 
     def _static(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The static parameters, each checked for itself, defaults filled in."""

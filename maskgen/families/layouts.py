@@ -46,15 +46,11 @@ def dflash_layouts(
     Raises:
         MaskSpecError: A count is below 1, or a window is empty or reaches past the context.
     """
-    check_length("context", context)
+    context = check_length("context", context)
     if context < 2:
         raise MaskSpecError("context", context, "must be at least 2: an anchor and a token after")
-    for field, value in (
-        ("anchors", anchors),
-        ("draft_block_size", draft_block_size),
-        ("draws", draws),
-    ):
-        check_length(field, value)
+    check_length("draft_block_size", draft_block_size)
+    anchors, draws = check_length("anchors", anchors), check_length("draws", draws)
     if not windows:
         raise MaskSpecError("windows", list(windows), "must name at least one window")
     for start, end in windows:

@@ -185,8 +185,12 @@ def one_of(name: str, valid: Iterable[str]) -> str:
     return f"{hint}valid: {', '.join(options) or 'none'}"
 
 
-def check_length(field: str, value: Any) -> None:
-    """Raise MaskSpecError unless the value is a length that int32 spans can address."""
+def check_length(field: str, value: Any) -> int:
+    """Return a length that int32 spans can address, as Python's int: NumPy's own may wrap.
+
+    Raises:
+        MaskSpecError: It is none.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise MaskSpecError(field, value, "must be an integer number of tokens")
     length = int(value)
@@ -194,3 +198,4 @@ def check_length(field: str, value: Any) -> None:
         raise MaskSpecError(field, value, "must be at least 1: a mask has rows and columns")
     if length > MAX_LENGTH:
         raise MaskSpecError(field, value, "must be at most 2**30, so that int32 addresses it")
+    return length

@@ -224,6 +224,29 @@ def test_a_static_integer_is_no_float_or_bool_in_disguise():
     assert maskgen.causal(4, 4, offset=np.int64(1)).equals(maskgen.causal(4, 4, offset=1))
 
 
+@pytest.mark.parametrize("case", {case.family: case for case in CASES}.values(), ids=str)
+def test_lengths_of_numpy_count_as_integers_do(case):
+    family, lengths = families[case.family], (case.Q_LEN, case.KV_LEN)
+    # In eight bits any difference or product of these wraps.
+    small = [np.uint8(length) for length in lengths]
+    assert [int(length) for length in small] == list(lengths), "the case is small"
+    assert family.intervals(*small, **case.params).equals(family.intervals(*lengths, **case.params))
+    for found, wanted in zip(
+        family.spans(*small, **case.params), family.spans(*lengths, **case.params), strict=True
+    ):
+        assert torch.equal(found, wanted)
+    static = {name: case.params[name] for name in case.params if (case.family, name) not in GIVEN}
+    for found, wanted in zip(
+        family.bounds(*small, **static), family.bounds(*lengths, **static), strict=True
+    ):
+        assert found.equals(wanted)
+
+
+def test_a_context_of_less_than_nothing_does_not_wrap():
+    with pytest.raises(MaskSpecError, match="must be more than Q_LEN = 8"):
+        maskgen.dflash(np.uint16(8), np.uint16(4), draft_block_size=4, anchors=[1, 50000])
+
+
 def test_a_spec_keeps_what_was_written():
     entry = {"name": "x", "family": "document", "Q_LEN": 4, "doc_ids": [0, 0, 1, -1]}
     (spec,) = read_specs({"masks": {"entry": [entry]}})
