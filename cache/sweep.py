@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cache.archive import ZIP_ERRORS
-from cache.atomic import move_folder, staging_folder
+from cache.atomic import move_folder, staging_folder, sync_folder
 from cache.errors import StoreWriteError
 from cache.layout import SIDECARS, is_version_id, version_key
 from cache.place import GONE, locked, set_aside, staged
@@ -157,12 +157,17 @@ class _Sweep:
                     # Where a folder was written anew meanwhile, that one stays.
                     with contextlib.suppress(FileNotFoundError):
                         move_folder(aside / version, attest / version)
+            sync_folder(attest)
             self.freed_bytes += _tree_bytes(aside)
             gone = sorted(path.name for path in aside.iterdir() if path.name not in back)
             self.swept += [str(attest / version) for version in gone]
 
     def remove(self) -> None:
-        """Remove what was set aside."""
+        """Remove what was set aside, once its new names are on the disk."""
+        if self.removed or self._aside:
+            for folder in (self.folder, self.folder.parent):
+                with self._going_on(folder):
+                    sync_folder(folder)
         for name, gone in self._aside.items():
             with self._going_on(Path(name)):
                 size = _tree_bytes(gone)

@@ -282,8 +282,8 @@ class StoreWriter:
             if isinstance(error, CacheError):
                 raise
             file = str(error.filename or self.folder)
-            if INSIDE in Path(file).name:
-                # A staging folder's name says nothing to anybody.
+            if INSIDE in file:
+                # The name of a staging folder says nothing to anybody.
                 file = str(self.folder)
             raise StoreWriteError.caused_by(file, error, self._state()) from error
 

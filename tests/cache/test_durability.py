@@ -2,12 +2,17 @@
 reader finds the old state or the new one, never a name without its bytes."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 import cache
+from cache import place
+from maskgen.attest import certify_version
+from maskgen.build import build
+from maskgen.spec import read_specs
 from runtime.checkpoint import find_checkpoints, save_checkpoint
 from tests.cache.samples import entries, published
 
@@ -96,6 +101,74 @@ def test_pack_unpack_and_pull(tmp_path, disk):
         source = tmp_path / ("m.zip" if name == "unpacked" else "m.zarr")
         bring(str(source), tmp_path / f"{name}.zarr")
         disk.check(store.current, "zarr.json")
+
+
+def test_a_pull_over_parts_that_were_left(tmp_path, disk):
+    store = published(tmp_path / "m.zarr")
+    part = tmp_path / f".n.zarr.tmp-pull-{store.current[:16]}-dead" / store.current
+    shutil.copytree(tmp_path / "m.zarr" / store.current, part)
+    disk.moves.clear()
+    assert cache.pull(str(tmp_path / "m.zarr"), tmp_path / "n.zarr").kept == 2
+    disk.check(store.current, "zarr.json")
+
+
+def test_a_damaged_version_that_is_replaced(tmp_path, disk):
+    store = published(tmp_path / "m.zarr")
+    (tmp_path / "m.zarr" / store.current / "tables" / "c" / "0").unlink()
+    disk.moves.clear()
+    store.publish(entries(), on_damage=lambda error: None)
+    # The root names it already.
+    disk.check(store.current)
+
+
+def test_a_store_that_is_a_mount_point(tmp_path, disk, monkeypatch):
+    (tmp_path / "m.zarr").mkdir()
+    monkeypatch.setattr(place, "_reaches", lambda staging, folder: folder in staging.parents)
+    store = published(tmp_path / "m.zarr")
+    disk.check(store.current, "zarr.json")
+
+
+def test_a_sidecar(tmp_path, disk):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    masks = {"entry": [{"name": "a", "family": "causal", "Q_LEN": 32}], "BLOCK_SIZE": 16}
+    build(read_specs({"masks": masks}), store)
+    disk.moves.clear()
+    certify_version(store, store.current)
+    disk.check("certificate.json")
+
+
+def test_a_gc_deletes_what_goes_once_its_new_name_is_on_the_disk(tmp_path, disk, monkeypatch):
+    store = published(tmp_path / "m.zarr")
+    old = store.current
+    store.publish(entries(2))
+    (tmp_path / "attest" / old).mkdir(parents=True)
+    (tmp_path / "attest" / old / "certificate.json").write_bytes(b"{}")
+    (tmp_path / ".m.zarr.tmp-dead").mkdir()
+    (tmp_path / ".m.zarr.tmp-dead" / "half").write_bytes(b"x")
+    moved, late = {}, []
+    rename = os.rename
+
+    def moving(source, target, *args, **kwargs):
+        rename(source, target, *args, **kwargs)
+        disk.count += 1
+        if Path(target).parts[-1] != "probe":
+            moved[Path(source).parent] = disk.count
+
+    def deleting(path, *args, _unlink=os.unlink, **kwargs):
+        if Path(path).name in ("0", "half", "certificate.json"):
+            late.append({folder: disk.synced_at(folder)[0] > at for folder, at in moved.items()})
+        return _unlink(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "rename", moving)
+    monkeypatch.setattr(os, "unlink", deleting)
+    report = store.gc(1, min_age_s=-1)
+    assert (report.removed, len(report.swept), len(late)) == ((old,), 2, 4)
+    attest, there = tmp_path / "attest", tmp_path / "m.zarr"
+    # The sidecar goes first; the version and the leftover once all was looked at.
+    assert late[0][attest]
+    for synced in late[1:]:
+        assert synced[there]
+        assert synced[tmp_path]
 
 
 def test_a_checkpoint(tmp_path, disk):

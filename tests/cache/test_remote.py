@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import boto3
+import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
 
@@ -193,3 +194,26 @@ def test_s3_without_the_bucket_is_typed(bucket, tmp_path):
         cache.push(store, "s3://absent-bucket/m.zarr")
     names = [item["Name"] for item in bucket[0].list_buckets()["Buckets"]]
     assert "absent-bucket" not in names
+
+
+def test_a_listing_that_a_file_system_keeps_is_asked_for_anew(tmp_path, monkeypatch):
+    """fsspec keeps listings, of buckets among others; another process may have published."""
+    memory = type(fsspec.filesystem("memory"))
+    kept, listed = {}, memory.ls
+
+    def ls(self, path, detail=True, **options):
+        return kept.setdefault(path, listed(self, path, detail=detail, **options))
+
+    monkeypatch.setattr(memory, "ls", ls)
+    monkeypatch.setattr(memory, "invalidate_cache", lambda self, path=None: kept.clear())
+    url = "memory://listing/m.zarr"
+    store = published(tmp_path / "m.zarr")
+    cache.push(store, url)
+    far = cache.open_store(url)
+    assert len(far.versions()) == 1
+    store.publish(entries(2, scale=9))
+    cache.push(store, url)
+    assert len(far.versions()) == 2
+    store.publish(entries(2, scale=8))
+    cache.push(store, url)
+    assert len(cache.open_store(url).source.file_sizes(store.current)) == 5

@@ -38,12 +38,17 @@ def test_what_is_published_is_what_loads(store):
             assert found.arrays[name].shape == array.shape
 
 
-def test_loaded_arrays_cannot_be_written(store):
-    array = store.load("causal/q4").arrays["starts"]
-    with pytest.raises(ValueError, match="read-only"):
-        array[...] = 0
-    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
-        array.flags.writeable = True
+@pytest.mark.parametrize("values", [1 << 24, 24, 7])
+def test_loaded_arrays_cannot_be_written(tmp_path, monkeypatch, values):
+    """In one chunk, at the edge of two, and over several."""
+    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", values)
+    store = published(tmp_path / "m.zarr")
+    for loaded in cache.open_store(store.location).load_all().values():
+        for array in loaded.arrays.values():
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 0
+            with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+                array.flags.writeable = True
 
 
 def test_a_new_store_has_no_version_and_leaves_no_trace(tmp_path):

@@ -1,7 +1,15 @@
 """gc: what it removes, what it leaves, and what meets it half-way."""
 
+import json
 import os
 import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -461,3 +469,202 @@ def test_a_publish_of_what_gc_takes_as_it_is_checked_is_written_again(chunked, m
     assert store.publish(entries(4), make_current=False) == old
     assert files_of(store) == before
     assert len(truth_of(cache.open_store(store.location))) == 2
+
+
+def leftover(folder, name, *, age=9e6):
+    path = folder / f".m.zarr.tmp-{name}"
+    path.mkdir()
+    (path / "half").write_bytes(b"x")
+    os.utime(path, (path.stat().st_mtime - age,) * 2)
+    return path
+
+
+def test_what_its_maker_touches_as_gc_takes_it_is_put_back(five, tmp_path, monkeypatch):
+    store, ids = five
+    at_work, gone = leftover(tmp_path, "work"), leftover(tmp_path, "gone")
+    rename = Path.rename
+
+    def touching(path, target):
+        if path in (at_work, Path(store.location) / ids[1]):
+            os.utime(path)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", touching)
+    report = store.gc(keep=1)
+    assert report.swept == (str(gone),)
+    assert set(report.removed) == {ids[0], ids[2], ids[3]}
+    assert (at_work / "half").exists()
+    assert store.load("causal/q4", ids[1]).version == ids[1]
+
+
+def test_what_goes_has_another_name_before_any_of_it_is_deleted(five, tmp_path, monkeypatch):
+    store, _ = five
+    leftover(tmp_path, "old")
+    deleted = []
+    for module, name in ((os, "unlink"), (os, "rmdir")):
+        function = getattr(module, name)
+
+        def noting(path, *args, _function=function, dir_fd=None, **options):
+            at = path if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").readlink() / path
+            deleted.append(str(at))
+            return _function(path, *args, dir_fd=dir_fd, **options)
+
+        monkeypatch.setattr(module, name, noting)
+    assert len(store.gc(keep=1).removed) == 4
+    assert len(deleted) > 4 * 10
+    probes = [path for path in deleted if Path(path).name.startswith(".tmp-")]
+    assert all(".m.zarr.tmp-gone-" in path for path in deleted if path not in probes)
+    assert len(probes) == 1
+
+
+def test_the_current_version_that_a_killed_gc_had_in_hand_is_put_back(five, tmp_path):
+    store, ids = five
+    gone = leftover(tmp_path, "gone-dead")
+    (Path(store.location) / ids[4]).rename(gone / ids[4])
+    assert cache.open_store(store.location).verify() != []
+    report = store.gc(keep=5)
+    assert store.load("causal/q4").version == ids[4]
+    assert store.verify() == []
+    assert report.removed == ()
+    assert store.gc(keep=5, min_age_s=-1).swept == (str(gone),)
+
+
+def test_a_use_that_meets_a_gc_waits_till_the_version_is_put_back(five, monkeypatch):
+    """The gc holds the lock from before it takes a version until it is back."""
+    store, ids = five
+    other = cache.open_store(store.location, writable=True)
+    begun, seen = threading.Event(), []
+    rename, replace = Path.rename, writer.replace_file
+
+    def take(path, target):
+        if path != Path(store.location) / ids[0]:
+            return rename(path, target)
+        thread.start()
+        # Until the other one has touched it and goes on to the root.
+        assert begun.wait(20)
+        return rename(path, target)
+
+    def root(path, data, staging):
+        begun.set()
+        # Until it is taken; the lock is still held.
+        while (Path(store.location) / ids[0]).exists():
+            pass
+        replace(path, data, staging)
+
+    def use():
+        seen.append(other.use(ids[0]))
+
+    thread = threading.Thread(target=use)
+    monkeypatch.setattr(Path, "rename", take)
+    monkeypatch.setattr(writer, "replace_file", root)
+    report = store.gc(keep=1)
+    thread.join()
+    assert seen == [ids[0]]
+    assert ids[0] not in report.removed
+    assert cache.open_store(store.location).load("causal/q4").version == ids[0]
+
+
+def foreign(path, change):
+    """A zip of another program, with bytes of it changed."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", b"hello")
+    data = bytearray(path.read_bytes())
+    change(data)
+    path.write_bytes(data)
+
+
+ZIPS = {
+    "empty file": lambda data: data.clear(),
+    "another name": lambda data: data.__setitem__(slice(0, len(data)), b"MZ\x90" * 20),
+    "cut": lambda data: data.__delitem__(slice(-8, None)),
+    "extra field": lambda data: data.__setitem__(slice(-22 - 51 + 30, -22 - 51 + 32), b"\x09\0"),
+    "version": lambda data: data.__setitem__(data.index(b"PK\1\2") + 6, 99),
+    "offset": lambda data: data.__setitem__(slice(-6, -2), b"\xff" * 4),
+    "count": lambda data: data.__setitem__(slice(-14, -10), b"\xff" * 4),
+}
+
+
+@pytest.mark.parametrize("change", ZIPS.values(), ids=ZIPS)
+def test_a_foreign_zip_costs_no_more_than_the_sidecars(five, tmp_path, change):
+    store, ids = five
+    folders = [sidecar(store, version, age=9e6) for version in ids]
+    foreign(tmp_path / "foreign.zip", change)
+    report = store.gc(keep=1)
+    assert set(report.removed) == set(ids[:4])
+    kept = [folder.exists() for folder in folders]
+    if report.left:
+        (note,) = report.left
+        assert note.startswith(f"{tmp_path}/foreign.zip cannot be looked into, so all sidecars")
+        assert kept == [True] * 5
+    else:
+        assert kept == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize(
+    "error", [NotImplementedError("x"), RuntimeError("x"), struct.error("x"), OverflowError("x")]
+)
+def test_whatever_a_zip_raises_is_reported(five, tmp_path, monkeypatch, error):
+    store, ids = five
+    sidecar(store, ids[0], age=9e6)
+    (tmp_path / "foreign.zip").write_bytes(b"")
+
+    def refuse(*_arguments):
+        raise error
+
+    monkeypatch.setattr(zipfile, "ZipFile", refuse)
+    assert store.gc(keep=1).left == (
+        f"{tmp_path}/foreign.zip cannot be looked into, so all sidecars stay: x",
+    )
+
+
+def test_a_leftover_that_is_no_folder_goes_too(five, tmp_path):
+    store, _ = five
+    for name in ("file", "link"):
+        path = tmp_path / f".m.zarr.tmp-{name}"
+        path.symlink_to(tmp_path / "m.zarr") if name == "link" else path.write_bytes(b"x")
+        os.utime(path, (1, 1), follow_symlinks=False)
+    assert len(store.gc(keep=5).swept) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["m.zarr"]
+    assert store.verify() == []
+
+
+def test_what_belongs_to_another_user_is_reported_and_the_rest_goes():
+    """By the system's own refusals: root's folders, swept by nobody."""
+    code = """
+        import json, os, sys, cache
+        if os.geteuid() == 0:
+            os.setegid(65534)
+            os.seteuid(65534)
+        report = cache.open_store(sys.argv[1], writable=True).gc(1, min_age_s=-1)
+        print(json.dumps([report.removed, report.swept, report.left]))
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        store = published(folder / "m.zarr", entries(1, scale=1))
+        ids = [store.current, *(store.publish(entries(1, scale=s)) for s in (2, 3))]
+        mine, closed = leftover(folder, "mine"), leftover(folder, "closed")
+        for path in (folder / "m.zarr", folder / "m.zarr" / ids[1], mine):
+            path.chmod(0o777)
+        # One that may be neither read nor moved, and a leftover likewise.
+        for path in (folder / "m.zarr" / ids[0], closed):
+            path.chmod(0o700)
+        for path in (folder / "m.zarr" / ids[1]).rglob("*"):
+            path.chmod(0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), store.location],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            check=False,
+        )
+        removed, swept, left = json.loads(done.stdout)
+        assert removed == [ids[1]], done.stderr
+        assert swept == [str(mine)]
+        assert len(left) == 2
+        assert all("Permission denied" in note for note in left)
+        assert {note.split(" ")[0] for note in left} == {
+            str(closed),
+            str(folder / "m.zarr" / ids[0]),
+        }
+        assert store.load("causal/q4").version == ids[2]

@@ -15,6 +15,7 @@ import pytest
 import cache
 from cache import draft, writer
 from cache.errors import DamagedEntryError, StoreWriteError
+from cache.place import locked
 from tests.cache.samples import entries, files_of, published
 
 ROOT = Path(__file__).parents[2]
@@ -68,17 +69,15 @@ def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path, monkeypatch, number
     assert store.verify() == []
 
 
-def test_a_full_disk_during_the_first_publish_leaves_no_store(tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["draft.write_synced", "writer.move_folder"])
+def test_a_full_disk_during_the_first_publish_leaves_no_store(tmp_path, monkeypatch, place):
     def refuse(*_arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("cache.atomic.write_synced", refuse)
-    monkeypatch.setattr(writer, "replace_file", refuse)
+    monkeypatch.setattr(f"cache.{place}", refuse)
     with pytest.raises(StoreWriteError, match="No space left"):
         published(tmp_path / "m.zarr")
-    left = list(tmp_path.rglob("zarr.json"))
-    assert all(path.parent != tmp_path / "m.zarr" for path in left)
-    assert not list(tmp_path.glob(".m.zarr.tmp-*"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def run_python(code, *arguments, **options):
@@ -230,3 +229,126 @@ def test_published_files_have_the_umask_of_the_user(tmp_path):
     folder = Path(store.location, store.current)
     assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
     assert (folder / "zarr.json").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def race(monkeypatch, act):
+    """Call ``act`` once, just before a version is renamed into the store."""
+    move, acted = writer.move_folder, []
+
+    def moving(source, target):
+        if not acted:
+            acted.append(True)
+            act()
+        return move(source, target)
+
+    monkeypatch.setattr(writer, "move_folder", moving)
+    return acted
+
+
+def test_who_loses_a_race_leaves_the_good_version_of_the_first_one_where_it_is(
+    tmp_path, monkeypatch
+):
+    location = tmp_path / "m.zarr"
+    seen = []
+
+    def first():
+        published(location)
+        place = location / cache.open_store(location).current
+        seen.append(place.stat().st_ino)
+        rename = Path.rename
+
+        def moving(path, target):
+            assert path != place
+            return rename(path, target)
+
+        monkeypatch.setattr(Path, "rename", moving)
+
+    acted = race(monkeypatch, first)
+    store = published(location)
+    assert acted
+    assert (location / store.current).stat().st_ino == seen[0]
+    assert store.verify() == []
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_who_loses_a_race_looks_at_what_the_first_one_left(tmp_path, monkeypatch, is_asked):
+    def first():
+        store = published(tmp_path / "m.zarr")
+        remove_a_chunk(tmp_path / "m.zarr" / store.current)
+
+    acted, seen = race(monkeypatch, first), []
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    if is_asked:
+        store.publish(entries(), on_damage=seen.append)
+        assert (len(seen), store.verify()) == (1, [])
+    else:
+        with pytest.raises(DamagedEntryError, match="the file is missing"):
+            store.publish(entries())
+    assert acted
+
+
+@pytest.mark.timeout(60)
+def test_what_another_one_repairs_just_now_is_waited_for(tmp_path, monkeypatch):
+    store = published(tmp_path / "m.zarr")
+    damaged = tmp_path / "m.zarr" / store.current / "tables" / "c" / "0"
+    good = damaged.read_bytes()
+    damaged.write_bytes(b"")
+    begun, ended = threading.Event(), threading.Event()
+
+    def repair():
+        with locked(tmp_path / "m.zarr"):
+            begun.set()
+            # The other one has seen the damage, and waits.
+            ended.wait(20)
+            damaged.write_bytes(good)
+
+    findings = writer.findings_of
+
+    def looking(source, version):
+        found = findings(source, version)
+        ended.set()
+        return found
+
+    monkeypatch.setattr(writer, "findings_of", looking)
+    thread = threading.Thread(target=repair)
+    thread.start()
+    begun.wait(20)
+    assert store.publish(entries()) == store.current
+    thread.join()
+    assert store.verify() == []
+
+
+def test_without_locks_what_came_since_it_was_looked_at_is_put_back(tmp_path, monkeypatch):
+    """A folder without a document stands there; it is whole just before it is moved away."""
+    store = published(tmp_path / "m.zarr")
+    version = tmp_path / "m.zarr" / store.current
+    (version / "zarr.json").rename(tmp_path / "document")
+    rename = Path.rename
+
+    def whole(path, target):
+        if path == version and (tmp_path / "document").exists():
+            rename(tmp_path / "document", version / "zarr.json")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", whole)
+    before = version.stat().st_ino
+    assert cache.open_store(tmp_path / "m.zarr", writable=True).publish(entries()) == store.current
+    assert version.stat().st_ino == before
+    assert store.verify() == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOSYS, errno.EBADF])
+def test_a_file_system_without_locks_takes_writes(tmp_path, monkeypatch, number):
+    import fcntl
+
+    def refuse(*_arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    store = published(tmp_path / "m.zarr")
+    first = store.current
+    remove_a_chunk(tmp_path / "m.zarr" / first)
+    store.publish(entries(), on_damage=lambda error: None)
+    store.publish(entries(2))
+    assert store.gc(1, min_age_s=-1).removed == (first,)
+    assert store.verify() == []
