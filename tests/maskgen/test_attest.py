@@ -1,6 +1,9 @@
 """Sidecars: certificates are kept beside a version, taken over, and made again when spoilt."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +118,24 @@ def test_certificates_that_cannot_be_written_are_a_typed_error(tmp_path):
     (tmp_path / "attest").write_text("a file where the folder should be")
     with pytest.raises(StoreWriteError, match=r"cannot write .*attest"):
         certify_version(store, version)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC])
+def test_certificates_beside_a_mount_point_in_a_read_only_folder(tmp_path, monkeypatch, number):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    version = build(specs_of(CAUSAL), store).version
+    told = []
+
+    def refuse(*_arguments, **_options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    if number == errno.ENOSPC:
+        with pytest.raises(StoreWriteError, match="No space left"):
+            certify_version(store, version, notice=told.append)
+        return
+    (certificate,) = certify_version(store, version, notice=told.append)
+    assert certificate.findings == ()
+    (line,) = told
+    assert os.strerror(number) in line
+    assert line.endswith("; the certificates are not kept")
