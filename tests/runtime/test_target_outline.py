@@ -1,5 +1,7 @@
 """What is known of a target before its weights are read: sizes, and why it cannot be one."""
 
+import functools
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -11,7 +13,7 @@ from runtime.initialise import drafter_config, made_up
 from runtime.likeness import unlike
 from runtime.target import Target, outline_target
 from runtime.target_outline import TargetOutline
-from tests.runtime.tiny_llama import save_target, tiny_target
+from tests.runtime.tiny_llama import save_target, tiny_model, tiny_target
 from tests.runtime.try_targets import build
 
 
@@ -66,6 +68,25 @@ def test_no_weights_are_read_for_a_model_that_cannot_be_a_target(tmp_path, monke
 )
 def test_models_that_cannot_be_targets(model_type, values, reason):
     assert reason in str(outline_of(model_type, **values).unusable)
+
+
+def test_layers_whose_output_is_not_one_row_for_a_token():
+    odd = outline_of("gemma3n_text").unusable
+    assert "has layers that return (4, 1, 4, 2048), not [B, S, hidden size]" in str(odd)
+
+
+def test_layers_that_run_more_than_once():
+    model = tiny_model().to("meta")
+    once = model.model.forward
+
+    @functools.wraps(once)
+    def twice(*args, **options):
+        once(*args, **options)
+        return once(*args, **options)
+
+    assert TargetOutline(model, None, name="looped").unusable is None
+    model.model.forward = twice
+    assert "runs its layers more than once" in str(TargetOutline(model, None, name="x").unusable)
 
 
 def test_every_causal_language_model_is_taken_or_refused_in_one_line():
