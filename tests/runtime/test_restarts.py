@@ -6,13 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import distributed
 
 from runtime.awake import wait_until
 from runtime.checkpoint import find_checkpoints
+from runtime.meeting import meet
 from runtime.metrics import read_metrics
 from runtime.train import main as train
 from tests.runtime.tiny_root import command, make_root, options
@@ -136,3 +139,26 @@ def test_a_killed_process_costs_no_more_than_the_steps_since_the_newest_checkpoi
     assert [row["step"] for row in rows[name]] == [row["step"] for row in rows["whole"]]
     np.testing.assert_allclose(losses(rows[name]), losses(rows["whole"]), rtol=1e-3)
     assert (root / name / "drafter" / "config.json").exists()
+
+
+def test_a_launcher_that_is_gone_ends_a_process_in_one_line(root):
+    store = distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    environ = dict.fromkeys(("RANK", "LOCAL_WORLD_SIZE"), "1") | {"LOCAL_RANK": "0"}
+    environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "runtime.train", *long_run(root, "alone"), "--devices", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | environ,
+    ) as process:
+        shared = meet(store, 0, 2)
+        assert wait_until(partial(shared.check, ["beat/1"]), LIMIT_S)
+        # The last references: the server goes with them.
+        del shared, store
+        out, errors = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, out) == (1, "")
+    (line,) = errors.splitlines()
+    assert line.startswith("Error: lost touch with the other processes: ")
