@@ -83,6 +83,7 @@ def test_any_constant_is_found(factor, dtype):
     [
         lambda rows: rows + 0.01,
         lambda rows: rows * torch.linspace(1, 1.1, HIDDEN),
+        lambda rows: rows * torch.linspace(1, 1.0005, HIDDEN),
         lambda rows: -rows,
         lambda rows: rows * 0,
         lambda rows: nn.functional.rms_norm(rows, (HIDDEN,)),
