@@ -110,6 +110,27 @@ def test_a_hostile_header_is_refused_by_name(offset, form, value, rule):
     assert caught.value.exit_code == 3
 
 
+def test_a_block_must_begin_before_the_last_four_bytes():
+    frame = bytearray(encode_chunk(np.arange(1000, dtype=np.int32))[:-4])
+    for back in (0, 1, 3):
+        struct.pack_into("<I", frame, 16, len(frame) - back)
+        with pytest.raises(DamagedEntryError, match="blocks must lie inside"):
+            check_chunk(with_checksum(frame), 1000, "f")
+
+
+@pytest.mark.parametrize("more", [-16, -4, 0, 1, 4])
+def test_a_stored_frame_is_as_long_as_its_values(more):
+    values = np.arange(1000, dtype="<i4")
+    size = 4016 + more
+    header = struct.pack("<BBBBIII", 2, 1, 0x93, 4, 4000, 4000, size)
+    data = with_checksum((header + values.tobytes() + bytes(16))[:size])
+    if more:
+        with pytest.raises(DamagedEntryError, match="stored Blosc frame must hold its values"):
+            check_chunk(data, 1000, "f")
+    else:
+        np.testing.assert_array_equal(decode_chunk(data, 1000, "f"), values)
+
+
 def test_cut_and_flipped_chunks_are_refused():
     data = encode_chunk(np.arange(1000, dtype=np.int32))
     for cut in (0, 3, 16, 19):

@@ -72,6 +72,15 @@ def test_equal_content_has_an_equal_id_whatever_the_order_and_memory_layout():
         for e in reversed(made)
     ]
     assert lay_out(made).version.id == lay_out(turned).version.id
+    # The values go by their place, not by where they lie in memory.
+    table = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    other = np.asfortranarray(table.transpose(2, 0, 1)[::-1])
+    assert not other.flags.c_contiguous
+    (view,), (copy,) = (
+        lay_out([cache.EntryData(name="a", spec={}, spans={"x": array})]).values["spans"]
+        for array in (other, np.array(other.tolist(), np.int32))
+    )
+    assert view.tolist() == copy.tolist() == np.array(other.tolist()).reshape(-1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +124,11 @@ def test_an_entry_of_more_than_4_gib_is_refused():
 def test_two_entries_of_one_name_are_refused():
     with pytest.raises(InvalidEntryError, match="the name must be unique"):
         lay_out([entry(), entry(scale=2)])
+
+
+def test_the_longest_name_is_published_and_read_back():
+    (name,) = lay_out([entry("x" * 200)]).version.entries
+    assert name == "x" * 200
 
 
 def test_names_with_dots_inside_are_fine():
@@ -196,6 +210,36 @@ def test_a_signed_manifest_that_breaks_a_rule_is_refused(change, message):
         parse_version(document, version_id, "f")
 
 
+def test_sizes_are_taken_up_to_their_limits():
+    """4 GiB an entry, 2**36 values a section; a manifest alone claims them."""
+
+    def read(*sizes):
+        offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        listed = [
+            {
+                "attrs": {},
+                "name": f"{i:03}",
+                "offsets": {"spans": at, "tables": 0},
+                "sha256": "0" * 64,
+                "spans": {"x": [size]},
+                "spec": {},
+                "tables": {},
+            }
+            for i, (at, size) in enumerate(zip(offsets, sizes, strict=True))
+        ]
+        sections = {"spans": sum(sizes), "tables": 0}
+        document, version_id = signed(
+            manifest_of_entries() | {"entries": listed, "sections": sections}
+        )
+        return parse_version(document, version_id, "f")
+
+    assert read(*[2**30] * 64).totals == {"spans": 2**36, "tables": 0}
+    with pytest.raises(DamagedEntryError, match="at most 68719476736 values"):
+        read(*[2**30] * 64, 1)
+    with pytest.raises(DamagedEntryError, match="at most 4294967296 bytes"):
+        read(2**30 + 1)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -237,3 +281,20 @@ def test_a_diff_names_what_was_added_removed_and_changed():
     new = lay_out([entry("a"), entry("b", 2), entry("c", revision=2), entry("e")]).version
     assert Diff.between(old, new) == Diff(added=("e",), removed=("d",), changed=("b", "c"))
     assert Diff.between(old, old) == Diff((), (), ())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"attrs": {"n": 3}},
+        {"spec": {"n": 3}},
+        {"spans": {"x": np.array([1, 2, 3, 5], np.int32)}},
+        # The same values in the same place, by another shape or name.
+        {"spans": {"x": np.array([[1, 2], [3, 4]], np.int32)}},
+        {"spans": {"y": np.array([1, 2, 3, 4], np.int32)}},
+    ],
+)
+def test_a_diff_sees_each_field_of_an_entry(changed):
+    was = {"name": "a", "spec": {}, "spans": {"x": np.array([1, 2, 3, 4], np.int32)}}
+    old, new = (lay_out([cache.EntryData(**fields)]).version for fields in (was, was | changed))
+    assert Diff.between(old, new) == Diff((), (), ("a",))

@@ -627,6 +627,17 @@ def test_plan_of_a_bad_file_exits_2(tmp_path, content, message):
     assert message in result.stderr
 
 
+def test_plan_counts_the_samples_of_all_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr("maskgen.lengths.MAX_SAMPLES", 10)
+    data = tmp_path / "lengths.txt"
+    data.write_text("5 4\n6 4\n7\n8\n")
+    assert run("plan", data).exit_code == 0
+    data.write_text("5 4\n6 4\n7\n8\n9\n")
+    result = run("plan", data)
+    assert result.exit_code == 2
+    assert "DATA line 5 = '9': more than 10 samples" in result.stderr
+
+
 def test_plan_of_a_folder_that_is_not_prepared(tmp_path):
     result = run("plan", tmp_path)
     assert (result.exit_code, "file of runtime.prepare" in result.stderr) == (2, True)

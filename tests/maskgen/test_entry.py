@@ -232,6 +232,14 @@ def test_a_claimed_size_is_refused_before_memory_is_spent(tmp_path, spec, sizes)
     tracemalloc.stop()
 
 
+@pytest.mark.parametrize("count", ["full", "partial", "empty", "cells", "empty_rows"])
+def test_a_count_that_was_published_wrong_is_found(tmp_path, count):
+    store = tampered(tmp_path, SPECS[2], attrs=lambda attrs: {**attrs, count: attrs[count] + 1})
+    (found,) = verify_deep(store)
+    assert found.compared
+    assert found.problem.startswith("attributes are ")
+
+
 def test_the_largest_claimed_sizes_are_looked_into():
     spec = dataclasses.replace(SPECS[2], Q_LEN=16, KV_LEN=16, BLOCK_SIZE=(1024, 1024))
     for field in ("Q_LEN", "KV_LEN"):

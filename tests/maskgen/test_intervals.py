@@ -248,8 +248,9 @@ def test_spans_beyond_32_bit_addressing_are_refused():
         RowIntervals(huge, huge, 4)
 
 
-def test_an_empty_span_may_have_any_ends():
-    spans = RowIntervals(INT + 9, INT - 3, 4)
+@pytest.mark.parametrize(("start", "end"), [(9, -3), (9, 7), (-3, -7), (5, 5), (-2, -2)])
+def test_an_empty_span_may_have_any_ends(start, end):
+    spans = RowIntervals(INT + start, INT + end, 4)
     assert not spans.dense().any()
     assert spans.canonical().starts.tolist() == [[[[0, 0, 0, 0]]]]
 

@@ -72,7 +72,13 @@ def test_an_override_of_what_is_no_table(tmp_path):
 def test_overrides_are_toml_or_a_bare_word(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[train]\nsteps = 5\n")
-    settings = ["train.steps=7", "run.devices=cpu,cpu", 'data.prompts=["a", "b"]', "train.lr=2e-3"]
+    settings = [
+        "train.steps=6",
+        "train.steps=7",
+        "run.devices=cpu,cpu",
+        'data.prompts=["a", "b"]',
+        "train.lr=2e-3",
+    ]
     config = read_config(path, settings)
     assert config.train.steps == 7
     assert config.run.devices == "cpu,cpu"
