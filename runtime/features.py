@@ -37,7 +37,7 @@ def features_of(
             longest = len(samples[index])
             if position + 1 == len(order) or longest * (len(batch) + 1) > FORWARD_TOKENS:
                 rows = [[*samples[i], *[0] * (longest - len(samples[i]))] for i in batch]
-                ids = torch.tensor(rows, device=target.device)
+                ids = torch.tensor(rows, dtype=torch.int64, device=target.device)
                 features = target.features(ids, layer_ids).to(torch.bfloat16).cpu()
                 for row, i in enumerate(batch):
                     found[i] = features[row, : len(samples[i])].clone()
