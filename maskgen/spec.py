@@ -270,11 +270,18 @@ def _function_specs(
 
 def _sizes(where: str, table: Mapping[str, Any], takes_context: bool) -> Sequence[tuple[int, int]]:
     if takes_context and "context" in table:
+        for key in ("Q_LEN", "KV_LEN"):
+            if key in table:
+                rule = "follows from context, anchors and draft_block_size; leave it out"
+                raise MaskSpecError(f"{where}: {key}", table[key], rule)
         anchors = checked_int(f"{where}: anchors", table.get("anchors"))
         draft = checked_int(f"{where}: draft_block_size", table.get("draft_block_size"))
         Q_LEN = anchors * draft
         contexts = checked_ints(f"{where}: context", table["context"], minimum=1)
         return [(Q_LEN, context + Q_LEN) for context in contexts]
+    if takes_context and "anchors" in table:
+        rule = "belongs to context; Q_LEN and draft_block_size say how many there are"
+        raise MaskSpecError(f"{where}: anchors", table["anchors"], rule)
     q_lens = checked_ints(f"{where}: Q_LEN", table.get("Q_LEN"), minimum=1)
     kv_lens = checked_ints(f"{where}: KV_LEN", table.get("KV_LEN", q_lens), minimum=1)
     if len(kv_lens) != len(q_lens):

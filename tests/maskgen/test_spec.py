@@ -142,6 +142,13 @@ def test_names_of_entries():
         ({**LAYOUTS, "anchors": 0}, "anchors = 0"),
         ({k: v for k, v in LAYOUTS.items() if k != "draft_block_size"}, "draft_block_size = None"),
         ({**LAYOUTS, "draws": 0}, "draws = 0"),
+        # Neither size is dropped beside the other way to say it.
+        ({**LAYOUTS, "Q_LEN": 64}, "Q_LEN = 64: follows from context"),
+        ({**LAYOUTS, "kind": "parametric", "KV_LEN": [256, 384]}, "KV_LEN.*follows from context"),
+        (
+            {**{k: LAYOUTS[k] for k in LAYOUTS if k != "context"}, "Q_LEN": 64, "KV_LEN": 192},
+            "anchors = 32: belongs to context",
+        ),
         ({**LAYOUTS, "answer_starts": [127]}, "answer_starts.*at most context - 2 = 126"),
         ({**LAYOUTS, "answer_starts": [-1]}, "answer_starts = -1"),
         ({**LAYOUTS, "answer_ends": [129]}, "answer_ends.*at most context = 128"),
