@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from runtime.data_folder import (
@@ -31,6 +31,7 @@ from runtime.data_folder import (
     state_of,
 )
 from runtime.errors import DatasetError
+from runtime.tensor_file import save_tensors
 
 LOOKS = 5
 """Times a folder is read again because another process replaces the data meanwhile."""
@@ -245,7 +246,7 @@ def write_dataset(
 def _save(
     tensors: Callable[[Sequence[Sample]], dict[str, Tensor]], samples: Sequence[Sample], path: Path
 ) -> None:
-    save_file(tensors(samples), path)
+    save_tensors(tensors(samples), path)
 
 
 def _join(samples: Sequence[Sample]) -> dict[str, Tensor]:

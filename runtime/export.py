@@ -106,10 +106,10 @@ def save_published(
         CheckpointError: The weights are not exactly those of ``config``, or not finite.
     """
     import torch
-    from safetensors.torch import save_file
 
     from runtime.drafter import fold_feature_scale
     from runtime.drafter_folder import CONFIG_FILE, WEIGHTS_FILE, replace_files
+    from runtime.tensor_file import save_tensors
 
     where = Path(folder)
     _check_weights("the weights to publish", config, weights)
@@ -125,7 +125,7 @@ def save_published(
     replace_files(
         where,
         {
-            WEIGHTS_FILE: lambda path: save_file(published, path, {"format": "pt"}),
+            WEIGHTS_FILE: lambda path: save_tensors(published, path, {"format": "pt"}),
             CONFIG_FILE: lambda path: _write_object(path, config.to_published()),
         },
         None if target is None else {**target, **({} if run is None else {"run": dict(run)})},

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from cache.atomic import write_synced
 from runtime.errors import CheckpointError
 from runtime.file_digests import State, file_state, sha256_of_file
 from runtime.sealed import DamagedError, read_sealed, seal
+from runtime.tensor_file import save_tensors
 
 FORMAT = 2
 STATE_FILE = "state.safetensors"
@@ -123,7 +124,8 @@ def write_checkpoint(
         SafetensorError: As ``OSError``.
     """
     folder.mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / STATE_FILE)
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+    save_tensors(tensors, folder / STATE_FILE)
     with (folder / STATE_FILE).open("rb") as file:
         os.fsync(file.fileno())
     sha256 = sha256_of_file(folder / STATE_FILE)
