@@ -14,11 +14,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import cache
 from cache.archive import ZipSource
-from cache.errors import DamagedEntryError, StoreReadError
+from cache.errors import DamagedEntryError, StoreReadError, VersionRemovedError
 from cache.remote import UrlSource, url_source
-from cache.source import FolderSource
+from cache.source import FolderSource, read_part
 from cache.upload import RemoteWriter
-from tests.cache.samples import entries, files_of, published
+from tests.cache.samples import DictSource, entries, files_of, published
 
 _NAMES = itertools.count()
 
@@ -313,3 +313,29 @@ def test_entries_of_a_zip_equal_those_of_the_folder(tmp_path):
     for made in entries():
         assert zipped_store.load(made.name).sha256 == store.load(made.name).sha256
     assert zipped_store.verify() == []
+
+
+class Passing(DictSource):
+    """Holds the files of one state after another: each read moves on."""
+
+    def __init__(self, *states):
+        super().__init__(states[0])
+        self.states = iter(states)
+
+    def read(self, key, limit):
+        self.files = next(self.states)
+        return super().read(key, limit)
+
+
+def test_what_became_of_a_version_whose_file_is_missing_is_told():
+    version = "ab" * 32
+    key, document = f"{version}/spans/c/0", f"{version}/zarr.json"
+    gone, bare, whole = {}, {document: b"{}"}, {document: b"{}", key: b"data"}
+    assert read_part(Passing(whole), key, 9) == b"data"
+    # Removed by a gc, and put back by a publish between two reads.
+    assert read_part(Passing(gone, whole, whole), key, 9) == b"data"
+    with pytest.raises(VersionRemovedError):
+        read_part(Passing(gone, gone), key, 9)
+    with pytest.raises(DamagedEntryError, match="the file is missing") as caught:
+        read_part(Passing(bare, bare, bare), key, 9)
+    assert caught.value.file == f"memory/{key}"
