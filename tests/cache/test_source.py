@@ -229,6 +229,18 @@ def test_a_member_of_another_name_is_refused(tmp_path, name):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_name_that_goes_on_behind_a_zero_byte_is_refused(tmp_path):
+    """Python's zipfile cuts it there, another program may not."""
+    *members, (name, data) = packed_members(tmp_path)
+    zipped(tmp_path / "z.zip", [*members, (f"{name}#/../../x", data)])
+    content = (tmp_path / "z.zip").read_bytes()
+    (tmp_path / "z.zip").write_bytes(content.replace(f"{name}#".encode(), f"{name}\0".encode()))
+    with zipfile.ZipFile(tmp_path / "z.zip") as archive:
+        assert archive.namelist()[-1] == name
+    with pytest.raises(DamagedEntryError, match="must be named by a key of the format"):
+        cache.open_store(tmp_path / "z.zip")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
