@@ -229,6 +229,19 @@ def test_a_member_of_another_name_is_refused(tmp_path, name):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_zip_lists_the_versions_whose_document_it_holds(tmp_path):
+    members = packed_members(tmp_path)
+    version = next(name.split("/")[0] for name, _ in members if "/" in name)
+    for kept, wanted in (
+        (members, [version]),
+        ([item for item in members if item[0] != f"{version}/zarr.json"], []),
+    ):
+        zipped(tmp_path / "z.zip", kept)
+        source = ZipSource(tmp_path / "z.zip")
+        assert source.version_ids() == wanted
+        source.close()
+
+
 def test_a_name_that_goes_on_behind_a_zero_byte_is_refused(tmp_path):
     """Python's zipfile cuts it there, another program may not."""
     *members, (name, data) = packed_members(tmp_path)
