@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import cache
+from cache.causes import naming
 from cache.errors import StoreReadError, StoreWriteError
 from tests.cache.samples import entries, published
 
@@ -114,3 +115,10 @@ def test_advice_fits_why_a_write_failed(store, monkeypatch, number, advice):
     refuse(monkeypatch, "tempfile.mkdtemp", number)
     with pytest.raises(StoreWriteError, match=f"; nothing was changed; .*{advice}.*, then run it"):
         store.publish(entries(2, scale=9))
+
+
+@pytest.mark.parametrize("named", [None, "/the/other"])
+def test_an_error_of_the_system_keeps_the_file_that_it_names(named):
+    with pytest.raises(OSError, match="No space left") as caught, naming("/the/block"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), named)
+    assert caught.value.filename == (named or "/the/block")

@@ -11,6 +11,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 import cache
+from cache.causes import SILENCE_S
 from cache.errors import (
     DamagedEntryError,
     NotListableError,
@@ -18,7 +19,31 @@ from cache.errors import (
     StoreNotFoundError,
     StoreReadError,
 )
+from cache.remote import url_source
 from tests.cache.samples import entries, files_of, published, truth_of
+
+
+@pytest.mark.parametrize(
+    ("own", "passed"),
+    [
+        ({}, {"timeout": SILENCE_S, "channel_timeout": SILENCE_S}),
+        ({"timeout": 3}, {"channel_timeout": SILENCE_S}),
+        ({"timeout": 3, "channel_timeout": 4, "port": 5}, {}),
+    ],
+)
+def test_the_users_own_settings_of_a_server_go_first(monkeypatch, own, passed):
+    """fsspec adds those itself, unless it is given others."""
+    seen = []
+
+    def opened(url, **options):
+        seen.append((url, options))
+        return fsspec.filesystem("memory"), "place"
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", opened)
+    monkeypatch.setitem(fsspec.config.conf, "sftp", own)
+    url_source("sftp://host/m.zarr")
+    url_source("s3://bucket/m.zarr")
+    assert seen == [("sftp://host/m.zarr", passed), ("s3://bucket/m.zarr", {})]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):

@@ -159,6 +159,20 @@ def test_a_folder_lists_versions_only(tmp_path):
     assert FolderSource(tmp_path / "absent").version_ids() == []
 
 
+def test_a_url_lists_versions_whose_document_is_there():
+    """One that another push has begun has chunks, and no document yet."""
+    name, version, begun = f"bucket{next(_NAMES)}/m.zarr", "1" * 64, "0" * 64
+    files = MemoryFileSystem()
+    for key in (
+        f"{version}/zarr.json",
+        f"{version}/spans/c/0",
+        f"{begun}/spans/c/0",
+        "a/zarr.json",
+    ):
+        files.pipe_file(f"/{name}/{key}", b"x")
+    assert url_source(f"memory://{name}").version_ids() == [version]
+
+
 @pytest.mark.timeout(60)
 def test_a_pipe_or_an_endless_link_does_not_hang(tmp_path):
     source = FolderSource(tmp_path)
