@@ -1,5 +1,8 @@
 import gc
+import sys
 import threading
+import time
+import traceback
 
 import pytest
 
@@ -10,23 +13,35 @@ class Thing:
     """A value that can be held weakly."""
 
 
+def within(thread, function):
+    """Whether a thread is inside a function."""
+    frame = sys._current_frames().get(thread.ident)
+    return any(found.f_code is function.__code__ for found, _ in traceback.walk_stack(frame))
+
+
 def test_eight_threads_share_one_making():
     flight = Flight()
     made = []
-    gate = threading.Barrier(8)
     results = []
+    begun, all_asked = threading.Event(), threading.Event()
 
     def make():
         made.append(1)
+        begun.set()
+        assert all_asked.wait(30)
         return Thing()
 
-    def ask():
-        gate.wait()
-        results.append(flight.get("key", make))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
+    threads = [
+        threading.Thread(target=lambda: results.append(flight.get("key", make))) for _ in range(8)
+    ]
+    threads[0].start()
+    assert begun.wait(30)
+    for thread in threads[1:]:
         thread.start()
+    # The others ask while the first one makes, or this would show nothing.
+    while not all(within(thread, Flight.get) for thread in threads):
+        time.sleep(0.001)
+    all_asked.set()
     for thread in threads:
         thread.join()
     assert len(made) == 1

@@ -108,6 +108,27 @@ def test_a_current_version_that_is_gone_is_found(store, tmp_path):
     assert finding.found == gone
 
 
+class Listing(DictSource):
+    """Lists versions as they were a moment ago."""
+
+    def version_ids(self):
+        return self.listed
+
+
+def test_a_version_that_goes_while_all_are_checked_is_passed_over_unless_it_is_current(store):
+    first, second = store.versions()[1].id, store.current
+    for gone in (first, second):
+        files = {key: data for key, data in files_of(store).items() if not key.startswith(gone)}
+        source = Listing(files)
+        source.listed = [second, first]
+        passing = Store(source, second, writable=False)
+        if gone == first:
+            assert passing.verify() == []
+        else:
+            with pytest.raises(VersionNotFoundError):
+                passing.verify()
+
+
 def test_a_manifest_of_version_2_is_a_finding(store, tmp_path):
     document = tmp_path / "m.zarr" / store.current / "zarr.json"
     document.write_bytes(
