@@ -1,7 +1,7 @@
 """Files and folders that appear whole or not at all: temp sibling, fsync, rename.
 
 Temporary things stand in a folder that is its maker's alone, beside what they will become. Its name
-starts with ``.NAME.tmp-``; ``gc`` sweeps what a killed process left.
+starts with ``.NAME.tmp-``; what a killed process left is swept by a ``gc`` or by the next one.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,13 @@ _CANNOT_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 """What network file systems say to the sync of a folder."""
 
 TOUCH_S = 60.0
-"""Seconds between two touches of a folder that is worked in; ``gc`` leaves it alone for an hour."""
+"""Seconds between two touches of a folder that is worked in."""
+
+STALE_S = 3600
+"""Seconds after which nobody is at work in a folder that was not touched."""
+
+GONE = "gone-"
+"""Follows the prefix in the name of what was set aside and is removed."""
 
 
 IsLeft = Callable[[BaseException], bool]
@@ -40,6 +47,8 @@ def temp_prefix(target: Path) -> str:
 def staging_folder(target: Path) -> Iterator[Path]:
     """Give a fresh folder beside ``target`` and remove it, with what is left in it, at the end.
 
+    What killed ones have left of the same ``target`` is removed first.
+
     Args:
         target: What will be renamed into place; its parent must be there.
 
@@ -49,8 +58,37 @@ def staging_folder(target: Path) -> Iterator[Path]:
     Raises:
         OSError: The parent cannot be written.
     """
-    with own_folder(target.parent, temp_prefix(target)) as folder:
+    prefix, now = temp_prefix(target), time.time()
+    with contextlib.suppress(OSError):
+        for left in target.parent.iterdir():
+            if left.name.startswith(prefix) and left.lstat().st_mtime < now - STALE_S:
+                discard(left, prefix)
+    with own_folder(target.parent, prefix) as folder:
         yield folder
+
+
+def set_aside(folder: Path, prefix: str) -> Path:
+    """Rename a temporary folder, so that its maker, if it is at work, makes another one.
+
+    Args:
+        folder: It; one that was set aside before keeps its name.
+        prefix: Of its name.
+
+    Returns:
+        Its new path.
+
+    Raises:
+        OSError: The system refuses, or it is gone.
+    """
+    if folder.name.startswith(prefix + GONE):
+        return folder
+    return folder.rename(folder.with_name(prefix + GONE + folder.name.removeprefix(prefix)))
+
+
+def discard(folder: Path, prefix: str) -> None:
+    """Set a temporary folder aside and remove it, as far as the system allows that."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(set_aside(folder, prefix), ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -3,20 +3,23 @@
 import contextlib
 import errno
 import os
-import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from cache.atomic import IsLeft, never, own_folder, temp_prefix
 
 INSIDE = ".tmp-"
 """How a staging folder is called that stands within a store, which is a mount point."""
 
-GONE = "gone-"
-"""Follows the prefix of a folder that ``gc`` has moved aside and removes."""
-
-_NOT_FROM_BESIDE = (errno.EXDEV, errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS)
+NOT_FROM_BESIDE = (errno.EXDEV, errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS)
 """What the system says where nothing can be renamed into the store from beside it."""
+
+PATIENCE_S = 10.0
+"""Seconds for which a writer waits for the store's lock."""
+
+_POLL_S = 0.01
 
 
 def followed(path: Path) -> Path:
@@ -49,7 +52,7 @@ def stage(folder: Path, label: str = "", is_left: IsLeft = never) -> Iterator[Pa
             )
             inside = not _reaches(staging, folder)
         except OSError as error:
-            if error.errno not in _NOT_FROM_BESIDE or not folder.is_dir():
+            if error.errno not in NOT_FROM_BESIDE or not folder.is_dir():
                 raise
             inside = True
         if inside:
@@ -69,7 +72,7 @@ def _reaches(staging: Path, folder: Path) -> bool:
         # staging folder was taken away, as who works in it will find out.
         return True
     except OSError as error:
-        if error.errno in _NOT_FROM_BESIDE:
+        if error.errno in NOT_FROM_BESIDE:
             return False
         raise OSError(error.errno, error.strerror, str(folder)) from error
     with contextlib.suppress(FileNotFoundError):
@@ -91,49 +94,44 @@ def staged(folder: Path, label: str = "") -> list[Path]:
     return sorted(found)
 
 
-def set_aside(folder: Path, staging: Path) -> Path:
-    """Rename a staging folder, so that its maker, if it is at work, makes another one.
-
-    Args:
-        folder: The store.
-        staging: One of ``staged``.
-
-    Returns:
-        Its new name; one that was set aside before keeps its own.
-
-    Raises:
-        OSError: The system refuses, or it is gone.
-    """
-    prefix = temp_prefix(folder) if staging.parent == folder.parent else INSIDE
-    if staging.name.startswith(prefix + GONE):
-        return staging
-    return staging.rename(staging.with_name(prefix + GONE + staging.name.removeprefix(prefix)))
-
-
-def discard(folder: Path, staging: Path) -> None:
-    """Set a staging folder aside and remove it, as far as the system allows that."""
-    with contextlib.suppress(OSError):
-        shutil.rmtree(set_aside(folder, staging), ignore_errors=True)
+def prefix_of(staging: Path, folder: Path) -> str:
+    """Return the prefix of the name of one of ``staged``."""
+    return temp_prefix(folder) if staging.parent == folder.parent else INSIDE
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the store's lock, which all take who move something away; who adds needs none.
+def locked(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[bool]:
+    """Hold the store's lock, which all take who choose, replace or remove a version.
 
-    Where the file system has no locks, or the store may not be read, nothing is held.
+    A process that was stopped holds it, too; who goes on without it, as on a file system without
+    locks, looks once more at what it does.
 
-    Raises:
-        BlockingIOError: Another process holds it, and ``wait`` is false.
+    Args:
+        folder: The store.
+        patience_s: Seconds to wait for another one.
+
+    Yields:
+        False when another process holds it all the time; where the file system has no locks, or the
+        store may not be read, True.
     """
     import fcntl  # POSIX only, as is the system lock; loading a cache needs neither
 
+    deadline = time.monotonic() + patience_s
     with contextlib.ExitStack() as stack:
+        is_free = True
         try:
             descriptor = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise
+            while not (is_free := _lock(fcntl, descriptor)) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
         except OSError:
             pass
-        yield
+        yield is_free
+
+
+def _lock(fcntl: Any, descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -9,7 +9,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from cache.atomic import write_synced
+from cache.atomic import discard, write_synced
 from cache.draft import make_folders
 from cache.errors import (
     CacheError,
@@ -28,7 +28,7 @@ from cache.layout import (
     max_chunk_bytes,
     version_key,
 )
-from cache.place import discard, staged
+from cache.place import prefix_of, staged
 from cache.reader import VersionReader
 from cache.source import FolderSource, Source, read_part
 from cache.store import Store, open_store
@@ -117,7 +117,7 @@ class _Receiver:
     def drop_parts(self) -> None:
         """Remove what others are at or have left of this version: they look at the store again."""
         for part in self._parts():
-            discard(self.writer.folder, part)
+            discard(part, prefix_of(part, self.writer.folder))
 
     def _parts(self) -> list[Path]:
         try:
@@ -188,7 +188,7 @@ class _Receiver:
         got = _names(staging)
         for part in parts:
             if _names(part) <= got:
-                discard(self.writer.folder, part)
+                discard(part, prefix_of(part, self.writer.folder))
 
 
 class _Arrived(FolderSource):

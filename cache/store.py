@@ -8,6 +8,7 @@ from pathlib import Path
 from cache.address import is_url
 from cache.advice import how_to_build
 from cache.archive import ZipSource
+from cache.atomic import STALE_S
 from cache.draft import lay_out
 from cache.entry import Entry, EntryData
 from cache.errors import (
@@ -29,7 +30,7 @@ from cache.writer import StoreWriter
 MIN_PREFIX = 4
 """Fewest digits by which a version may be named."""
 
-GC_MIN_AGE_S = 3600
+GC_MIN_AGE_S = STALE_S
 """Seconds for which ``gc`` leaves a version or a leftover alone: somebody may be at it."""
 
 

@@ -7,18 +7,22 @@ import contextlib
 import dataclasses
 import errno
 import os
+import secrets
 import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from cache.archive import ZIP_ERRORS
-from cache.atomic import move_folder, staging_folder, sync_folder
+from cache.atomic import GONE, move_folder, set_aside, sync_folder, temp_prefix
 from cache.errors import StoreWriteError
-from cache.layout import SIDECARS, is_version_id, version_key
-from cache.place import GONE, locked, set_aside, staged
+from cache.layout import ROOT_KEY, SIDECARS, is_version_id, version_key
+from cache.place import INSIDE, NOT_FROM_BESIDE, locked, prefix_of, staged
 from cache.source import may_exist
 from cache.writer import StoreWriter
+
+_PATIENCE_S = 2.0
+"""Seconds to wait for who chooses a version; another gc takes longer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,56 +56,55 @@ def collect(writer: StoreWriter, keep: int, before: float) -> GcReport:
         StoreWriteError: Another gc or a repair is at work, or the store cannot be written.
         StoreReadError: The store cannot be read.
     """
-    with writer.staging(GONE) as staging:
-        sweep = _Sweep(writer, keep, before, staging)
-        try:
-            with locked(writer.folder, wait=False):
-                sweep.put_back_current()
-                sweep.leftovers()
-                sweep.versions()
-                sweep.sidecars()
-        except BlockingIOError as error:
-            msg = f"another gc, or a repair, is at {writer.folder}; wait for it"
-            raise StoreWriteError(str(writer.folder), msg, errno.EAGAIN) from error
+    sweep = _Sweep(writer, keep, before)
+    try:
+        with locked(writer.folder, _PATIENCE_S) as is_free:
+            if not is_free:
+                msg = f"another gc, or a repair, is at {writer.folder}; wait for it"
+                raise StoreWriteError(str(writer.folder), msg, errno.EAGAIN)
+            sweep.put_back_current()
+            sweep.leftovers()
+            sweep.versions()
+            sweep.sidecars()
+    finally:
         sweep.remove()
-        return GcReport(
-            tuple(sweep.removed), tuple(sweep.swept), sweep.freed_bytes, tuple(sweep.left)
-        )
+    return GcReport(tuple(sweep.removed), tuple(sweep.swept), sweep.freed_bytes, tuple(sweep.left))
 
 
 class _Sweep:
     """One gc at work."""
 
-    def __init__(self, writer: StoreWriter, keep: int, before: float, staging: Path) -> None:
+    def __init__(self, writer: StoreWriter, keep: int, before: float) -> None:
         self.writer = writer
         self.folder = writer.folder
+        self.attest = writer.folder.parent / SIDECARS
         self.keep = keep
         self.before = before
-        self.staging = staging
         self.removed: list[str] = []
         self.swept: list[str] = []
         self.left: list[str] = []
         self.freed_bytes = 0
-        self._aside: dict[str, Path] = {}
-        """What is to be removed and where it was set aside."""
+        self._aside: dict[Path, str] = {}
+        """What is to be removed, and as what it is reported; empty where something else is."""
 
     def put_back_current(self) -> None:
         """Put the current version back, which a gc that was killed had in hand."""
         current = self.writer.stored_current()
         if current is not None and not may_exist(self.folder / version_key(current)):
-            for gone in self._staged(GONE):
-                if may_exist(gone / version_key(current)):
-                    move_folder(gone / current, self.folder / current)
+            for gone in self._staged(GONE + current):
+                if may_exist(gone / ROOT_KEY):
+                    with self._going_on(gone):
+                        move_folder(gone, self.folder / current)
 
     def leftovers(self) -> None:
         """Set aside what killed processes left."""
         for path in self._staged():
-            if path == self.staging or not self._is_old(path):
+            if not self._is_old(path):
                 continue
             with self._going_on(path):
-                gone = set_aside(self.folder, path)
-                if self._is_old(gone):
-                    self._aside[str(path)] = gone
+                gone = set_aside(path, prefix_of(path, self.folder))
+                if self._is_old(gone, but_for_its_name=True):
+                    self._aside[gone] = str(path)
                 else:
                     # Its maker touched it in between.
                     gone.rename(path)
@@ -112,29 +115,27 @@ class _Sweep:
         old = [version for version in self.writer.source.version_ids() if version != current]
         room = self.keep - (1 if current is not None else 0)
         for version in old[max(room, 0) :]:
-            place, gone = self.folder / version, self.staging / version
+            place = self.folder / version
             if not self._is_old(place):
                 continue
             with self._going_on(place):
-                size = _tree_bytes(place)
-                place.rename(gone)
+                gone = self._take(place)
                 stays = True
                 try:
                     # A `use` or a publish may have come in between.
-                    stays = self.writer.stored_current() == version or not self._is_old(gone)
+                    young = not self._is_old(gone, but_for_its_name=True)
+                    stays = young or self.writer.stored_current() == version
                 finally:
                     if stays:
-                        # Where it was written anew meanwhile, that one stays.
-                        move_folder(gone, place)
+                        self._put_back(gone, place)
                     else:
                         self.removed.append(version)
-                        self.freed_bytes += size
+                        self._aside[gone] = ""
 
     def sidecars(self) -> None:
         """Set sidecar folders aside whose version is nowhere: those just removed, and old ones."""
-        attest = self.folder.parent / SIDECARS
         ids: set[str] = set()
-        with self._going_on(attest), os.scandir(attest) as items:
+        with self._going_on(self.attest), os.scandir(self.attest) as items:
             ids.update(
                 item.name
                 for item in items
@@ -142,41 +143,55 @@ class _Sweep:
                 and item.is_dir(follow_symlinks=False)
                 and (item.name in self.removed or self._is_old(Path(item.path)))
             )
-        if not (ids := ids - self._standing(ids)):
-            return
-        with self._going_on(attest), staging_folder(self.folder) as aside:
-            back = ids
-            try:
-                for version in ids:
-                    with self._going_on(attest / version):
-                        (attest / version).rename(aside / version)
-                # A publish may have come in between.
-                back = self._standing(ids)
-            finally:
-                for version in back:
-                    # Where a folder was written anew meanwhile, that one stays.
-                    with contextlib.suppress(FileNotFoundError):
-                        move_folder(aside / version, attest / version)
-            sync_folder(attest)
-            self.freed_bytes += _tree_bytes(aside)
-            gone = sorted(path.name for path in aside.iterdir() if path.name not in back)
-            self.swept += [str(attest / version) for version in gone]
+        taken: dict[str, Path] = {}
+        back = ids = ids - self._standing(ids)
+        try:
+            for version in sorted(ids):
+                with self._going_on(self.attest / version):
+                    taken[version] = self._take(self.attest / version)
+            # A publish may have come in between.
+            back = self._standing(ids)
+        finally:
+            for version, gone in taken.items():
+                if version in back:
+                    self._put_back(gone, self.attest / version)
+                else:
+                    self._aside[gone] = str(self.attest / version)
 
     def remove(self) -> None:
         """Remove what was set aside, once its new names are on the disk."""
-        if self.removed or self._aside:
-            for folder in (self.folder, self.folder.parent):
-                with self._going_on(folder):
-                    sync_folder(folder)
-        for name, gone in self._aside.items():
-            with self._going_on(Path(name)):
+        for folder in (self.folder, self.folder.parent, self.attest) if self._aside else ():
+            with self._going_on(folder):
+                sync_folder(folder)
+        for gone, name in self._aside.items():
+            with self._going_on(gone):
                 size = _tree_bytes(gone)
                 if gone.is_dir() and not gone.is_symlink():
                     shutil.rmtree(gone)
                 else:
                     gone.unlink()
                 self.freed_bytes += size
-                self.swept.append(name)
+                self.swept += [name] if name else []
+
+    def _take(self, path: Path) -> Path:
+        """Rename a folder to where nobody looks for it; this needs no room on the disk."""
+        label = f"{GONE}{path.name}-{secrets.token_hex(4)}"
+        beside = self.folder.parent / f"{temp_prefix(self.folder)}{label}"
+        try:
+            return path.rename(beside)
+        except OSError as error:
+            # What may be written beside, but not moved there, is another user's.
+            is_his = error.errno in (errno.EACCES, errno.EPERM) and os.access(
+                beside.parent, os.W_OK
+            )
+            if path.parent != self.folder or is_his or error.errno not in NOT_FROM_BESIDE:
+                raise
+            return path.rename(self.folder / f"{INSIDE}{label}")
+
+    def _put_back(self, gone: Path, place: Path) -> None:
+        # Where it was written anew meanwhile, that one stays.
+        if not move_folder(gone, place):
+            self._aside[gone] = ""
 
     def _standing(self, ids: set[str]) -> set[str]:
         """Return those of ``ids`` that the store, another one or a zip beside it holds or may hold.
@@ -224,6 +239,8 @@ class _Sweep:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
+            if error.errno == errno.EROFS and path.parent == self.folder:
+                raise StoreWriteError.caused_by(str(path), error) from error
             self._note(f"{path} stays", error)
 
     def _note(self, what: str, error: Exception) -> None:
@@ -231,11 +248,14 @@ class _Sweep:
         if note not in self.left:
             self.left.append(note)
 
-    def _is_old(self, path: Path) -> bool:
+    def _is_old(self, path: Path, *, but_for_its_name: bool = False) -> bool:
         try:
-            return path.lstat().st_mtime < self.before
+            found = path.lstat()
         except FileNotFoundError:
             return False
+        # What a gc has set aside has the age of its new name: another gc may have it in hand.
+        is_named = f".tmp-{GONE}" in path.name and not but_for_its_name
+        return max(found.st_mtime, found.st_ctime if is_named else 0.0) < self.before
 
 
 def _tree_bytes(folder: Path) -> int:

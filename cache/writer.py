@@ -43,9 +43,9 @@ OnDamage = Callable[[CacheError], None]
 class StoreWriter:
     """Changes a store's folder; a version comes and goes by one rename.
 
-    Who adds takes no lock: it works in a folder of its own, and where another one was first it
-    looks at what is there now. Who moves something away takes the store's lock and looks once more.
-    What is taken from under a writer's hands is made again.
+    Who adds a version takes no lock: it works in a folder of its own, and where another one was
+    first it looks at what is there now. Who chooses, replaces or removes one takes the store's lock
+    and looks once more. What is taken from under a writer's hands is made again.
     """
 
     def __init__(self, source: FolderSource) -> None:
@@ -141,21 +141,22 @@ class StoreWriter:
         Raises:
             OSError: The disk refuses.
         """
-        path, before = self.folder / ROOT_KEY, self._root()
+        path = self.folder / ROOT_KEY
         document = root_document(version if make_current else None)
-        # Young, so that no gc takes it from here on.
-        if not self._touch(version):
-            return None
-        if not make_current:
-            written = before is None and create_file(path, document, staging)
-        elif written := before != document:
-            self._chosen = version
-            replace_file(path, document, staging)
-        # A gc that has the version in hand puts it back before it leaves the lock.
-        if self._exists(version) or self._comes_back(version):
-            return len(document) if written else 0
-        if make_current and written and self._root() == document:
-            replace_file(path, before or root_document(None), staging)
+        with locked(self.folder):
+            before = self._root()
+            # Young, so that no gc takes it from here on; the lock holds off one that has looked.
+            if not self._touch(version):
+                return None
+            if not make_current:
+                written = before is None and create_file(path, document, staging)
+            elif written := before != document:
+                self._chosen = version
+                replace_file(path, document, staging)
+            if self._exists(version):
+                return len(document) if written else 0
+            if make_current and written and self._root() == document:
+                replace_file(path, before or root_document(None), staging)
         return None
 
     def stored_current(self) -> str | None:
@@ -301,10 +302,6 @@ class StoreWriter:
 
     def _exists(self, version: str) -> bool:
         return may_exist(self.folder / version_key(version))
-
-    def _comes_back(self, version: str) -> bool:
-        with locked(self.folder):
-            return self._exists(version)
 
     def _touch(self, version: str) -> bool:
         """Make a version young; False when it is not there."""

@@ -29,6 +29,18 @@ def test_a_staging_folder_is_taken_away_after_an_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_killed_ones_left_of_the_same_target_is_removed(tmp_path):
+    target = tmp_path / "m.zip"
+    for name, age in ((".m.zip.tmp-a", 3700), (".m.zip.tmp-b", 3500), (".n.zip.tmp-c", 3700)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_bytes(b"x")
+        when = (tmp_path / name).stat().st_mtime - age
+        os.utime(tmp_path / name, (when, when))
+    with staging_folder(target):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {".m.zip.tmp-b", ".n.zip.tmp-c"}
+
+
 def test_replace_file_swaps_the_content(tmp_path):
     target = tmp_path / "zarr.json"
     with staging_folder(target) as staging:
