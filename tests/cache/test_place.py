@@ -79,6 +79,10 @@ def test_a_mount_point_is_written_from_within(tmp_path, far, monkeypatch, write,
     if begun:
         first = next(line.id for line in store.versions() if line.id != version)
         store.use(first)
+        if number == errno.EACCES:
+            # So looks what is another user's.
+            assert store.gc(1, min_age_s=-1).left == (f"{near / version} stays: Permission denied",)
+            return
         assert store.gc(1, min_age_s=-1).removed == (version,)
         assert store.verify() == []
         assert names(near) == sorted([first, "zarr.json"])
