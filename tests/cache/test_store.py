@@ -18,7 +18,15 @@ from cache.errors import (
     VersionNotFoundError,
 )
 from cache.layout import manifest_of
-from tests.cache.samples import entries, entry, files_of, layouts, published, values_of
+from tests.cache.samples import (
+    DictSource,
+    entries,
+    entry,
+    files_of,
+    layouts,
+    published,
+    values_of,
+)
 
 
 @pytest.fixture
@@ -173,6 +181,16 @@ def test_an_old_version_loads_by_id_and_prefix(store):
     for name in (first, first[:4], first[:20]):
         assert values_of(store.load("causal/q4", name)) == old
         assert store.version(name).id == first
+
+
+def test_a_prefix_of_several_versions_is_refused_with_all_of_them():
+    ids = [f"{start}{'0' * 58}" for start in ("abcd00", "abcd01", "ef0000")]
+    source = DictSource({f"{version}/zarr.json": b"" for version in ids})
+    several = cache.Store(source, None, writable=False)
+    assert several.resolve("abcd01") == ids[1]
+    with pytest.raises(VersionNotFoundError, match="2 versions start with 'abcd'") as caught:
+        several.resolve("abcd")
+    assert all(version[:12] in str(caught.value) for version in ids)
 
 
 def test_an_unknown_version_or_prefix_is_refused(store):
