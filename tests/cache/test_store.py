@@ -17,7 +17,7 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
-from cache.layout import manifest_of
+from cache.layout import decode_chunk, manifest_of
 from tests.cache.samples import (
     DictSource,
     entries,
@@ -181,6 +181,20 @@ def test_an_old_version_loads_by_id_and_prefix(store):
     for name in (first, first[:4], first[:20]):
         assert values_of(store.load("causal/q4", name)) == old
         assert store.version(name).id == first
+
+
+def test_the_last_chunk_is_padded_with_the_fill_value(tmp_path, monkeypatch):
+    """What a plain zarr reader shows past the end is no value of an entry."""
+    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 7)
+    values = np.arange(1, 20, dtype=np.int32)
+    made = cache.EntryData(name="a", spec={}, spans={"x": values[:12], "y": values[12:]})
+    store = published(tmp_path / "m.zarr", [made])
+    chunks = [
+        decode_chunk(data, 7, key).tolist()
+        for key, data in sorted(files_of(store).items())
+        if "/spans/c/" in key
+    ]
+    assert chunks == [[*range(1, 8)], [*range(8, 15)], [*range(15, 20), -1, -1]]
 
 
 def test_a_prefix_of_several_versions_is_refused_with_all_of_them():
