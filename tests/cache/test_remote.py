@@ -147,8 +147,12 @@ def test_http_without_a_cache_or_a_server_is_typed(web, tmp_path):
 
 def test_http_is_not_pushed_to(web, tmp_path):
     store = published(tmp_path / "m.zarr")
-    with pytest.raises(ShippingError, match="cannot write http"):
+    with pytest.raises(
+        ShippingError, match=r"cannot write http.*: a web server takes no files; `push`"
+    ):
         cache.push(store, web.url)
+    # Refused before anything is asked of it.
+    assert web.asked == []
 
 
 @pytest.fixture(scope="module")
