@@ -141,6 +141,7 @@ def folder_bytes(folder):
         "data.features=online",
         "data.min_answer_tokens=2",
         "data.min_distinct_4grams=0.1",
+        "target.num_features=1",
         f"masks.entry=[{{context = 96, {ENTRY}}}]",
     ],
 )
@@ -182,6 +183,15 @@ def test_another_split_asks_the_target_nothing(run, tmp_path, monkeypatch, chang
     assert "up to date" in run("--set", change).stdout
     run()
     assert "up to date" in run().stdout
+
+
+def test_another_dtype_has_answers_and_samples_of_its_own(run):
+    run()
+    change = ("--set", "target.dtype=bfloat16")
+    again = run(*change)
+    assert "up to date" not in again.stdout
+    assert "answering 8 prompts: 100 %" in again.stderr
+    assert "up to date" in run(*change).stdout
 
 
 def test_longer_answers_are_asked_for(run):
