@@ -82,7 +82,9 @@ def _check_dtypes(files: TargetFiles, config: dict[str, Any], weights: Sequence[
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     method = said.get("quant_method") if isinstance(said, dict) else None
-    if isinstance(method, str) and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+    # One of them is known by its widths.
+    names = {f"{method}{width}" for width in ("", "_4bit", "_8bit")}
+    if method is not None and names.isdisjoint(AUTO_QUANTIZATION_CONFIG_MAPPING):
         raise TargetNotFoundError(
             f"{files.folder / 'config.json'}: weights are quantised by {method!r}, which "
             "transformers does not read; choose a copy of the model that is not quantised"

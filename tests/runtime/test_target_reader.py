@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from runtime.errors import ConfigError, TargetNotFoundError
 from runtime.target import Target, outline_target
+from runtime.target_checks import check_files
 from runtime.target_files import find_target
 from runtime.target_reader import resolve_dtype
 from tests.runtime.tiny_llama import LAYERS, save_target, tiny_model, tiny_tokenizer
@@ -214,6 +215,13 @@ def test_a_quantisation_that_transformers_passes_over(folder, within):
         said = {key: said}
     set_json(folder / "config.json", **said)
     assert "weights are quantised by 'modelopt', which" in refusal(folder, early=True)
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "mxfp4", "gptq"])
+def test_a_quantisation_that_transformers_reads_is_left_to_it(folder, method):
+    edit(folder, lambda tensors: tensors.update({SCALED: tensors[SCALED].to(torch.int8)}))
+    set_json(folder / "config.json", quantization_config={"quant_method": method})
+    check_files(find_target(folder))
 
 
 def test_floats_of_several_kinds_in_one_file_are_read(folder):
