@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from runtime import export
 from runtime.checkpoint import save_checkpoint
 from runtime.drafter import Drafter
-from runtime.drafter_folder import read_target_record, target_record
+from runtime.drafter_folder import read_target_record, same_target, target_record
 from runtime.errors import CheckpointError
 from runtime.export import load_published, save_published, servable
 from runtime.initialise import drafter_config, random_start
@@ -232,6 +232,21 @@ def test_the_target_lies_beside_the_drafter(network, tmp_path):
     assert read_target_record(tmp_path) == RECORD
     save_published(tmp_path, network, weights)
     assert read_target_record(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "digest", "same"),
+    [("tiny", "ab" * 32, True), ("moved/tiny", "ab" * 32, True), ("tiny", "cd" * 32, False)],
+)
+def test_a_target_is_the_same_by_its_digest_whatever_its_name(tmp_path, name, digest, same):
+    at_hand = tiny_target()
+    at_hand.digest = "ab" * 32
+    lines = []
+    assert same_target(tmp_path, at_hand, lines.append) is None
+    (tmp_path / "target.json").write_text(json.dumps({"name": name, "digest": digest}))
+    assert same_target(tmp_path, at_hand, lines.append) is same
+    assert len(lines) == (not same)
+    assert all("'tiny' (cdcdcdcdcdcd), and this is 'tiny' (abababababab)" in x for x in lines)
 
 
 def test_a_record_is_what_the_data_says():

@@ -51,6 +51,15 @@ def test_config_follows_the_target(target):
     assert config.rope_scaling is None
 
 
+@pytest.mark.parametrize(("groups", "found"), [(None, 4), (1, 1), (2, 2), (3, 4), (4, 4), (8, 4)])
+def test_key_heads_that_do_not_divide_the_heads_are_not_taken(groups, found):
+    """As of models whose keys are shared in another way."""
+    target = tiny_target()
+    target.config.num_key_value_heads = groups
+    config = network(target)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (4, found)
+
+
 def test_config_takes_the_targets_rope_scaling():
     scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}
     target = tiny_target(rope_parameters={**scaling, "rope_theta": 5e5})

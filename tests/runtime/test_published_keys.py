@@ -110,6 +110,7 @@ def test_keys_that_change_nothing_are_accepted(harmless):
         ({"use_swa": True}, "use_swa = true"),
         ({"layer_types": ["sliding_attention"] * 4 + ["full_attention"]}, "layer_types = "),
         ({"layer_types": ["full_attention"] * 4}, "layer_types names 4 layers"),
+        ({"layer_types": ["full_attention"] * 6}, "layer_types names 6 layers"),
         ({"layer_types": "full_attention"}, "layer_types = "),
         ({"layer_types": "missing", "use_sliding_window": True}, "use_sliding_window"),
         ({"is_neox_style": False}, "is_neox_style = false"),
@@ -169,6 +170,9 @@ def test_another_network_is_refused_by_name(change, named):
         ({"rope_parameters": YARN, "rope_scaling": LLAMA3}, "must be equal"),
         ({"rope_scaling": {**YARN, "type": "linear"}}, "must be equal"),
         ({"rope_scaling": {**YARN, "attn_factor": 1.5, "attention_factor": 1.5}}, "the same"),
+        # Twice 1.138629, and a thousandth more or less.
+        ({"rope_scaling": {**YARN, "attn_factor": 2.0, "attention_factor": 2.2795}}, "the same"),
+        ({"rope_scaling": {**YARN, "attn_factor": 2.0, "attention_factor": 2.275}}, "the same"),
     ],
 )
 def test_two_values_of_one_thing_are_refused(change, message):
