@@ -45,9 +45,10 @@ LIKE: Mapping[str, Any] = {
     "noted": {},
     "places": {},
     "split": {},
+    "settings": {},
 }
 """Of which kinds the values of ``meta.json`` are that are read again."""
-MAY_LACK = {"template", "counts", "dropped", "noted", "places", "split"}
+MAY_LACK = {"template", "counts", "dropped", "noted", "places", "split", "settings"}
 """What ``runtime.prepare`` writes and no run needs."""
 
 

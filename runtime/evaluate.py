@@ -82,7 +82,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     from runtime.drafter_folder import CONFIG_FILE, TRAIN, same_target
     from runtime.errors import CheckpointError
     from runtime.export import load_published
-    from runtime.session import check_template, run_specs
+    from runtime.session import check_prepared, run_specs
     from runtime.target import Target
 
     run_folder = Path(config.run.folder)
@@ -94,7 +94,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     device, dtype = placement.devices[0], placement.compute_dtype
     enter_thread(device, placement.threads)
     train, heldout = open_splits(config.data.folder)
-    check_template(config, heldout)
+    check_prepared(config, heldout)
     if not drafter_folder and not (folder / CONFIG_FILE).exists():
         raise CheckpointError(f"there is no drafter in {run_folder}; {TRAIN}")
     drafter = load_published(folder, device=device, dtype=dtype)

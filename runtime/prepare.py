@@ -195,6 +195,7 @@ def _make(
     from runtime.embedding import fed_scale
     from runtime.errors import NoSamplesError
     from runtime.samples import SampleMaker, to_samples
+    from runtime.session import sample_settings
     from runtime.target import Target
 
     context = largest_context(config)
@@ -223,6 +224,7 @@ def _make(
         # Of a model of the hub more files may be there now than before it was loaded.
         "key": _key(config, placement, prompts, target.digest),
         "target": {"name": target.name, "digest": target.digest},
+        "settings": sample_settings(config),
         "template": TemplateChoice.read(config.data.chat_template, config.data.template).as_dict(),
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
@@ -286,6 +288,7 @@ def _key(
     ``prompts`` are the digests of the files as they were read.
     """
     from runtime.chat_template import TemplateChoice
+    from runtime.session import sample_settings
 
     data = config.data
     document = {
@@ -296,12 +299,7 @@ def _key(
         "num_features": config.target.num_features,
         "store": _stores(config, placement),
         "context": largest_context(config),
-        "data": [
-            data.max_new_tokens,
-            data.min_answer_tokens,
-            data.min_distinct_4grams,
-            data.too_long,
-        ],
+        "data": sample_settings(config),
         "template": TemplateChoice.read(data.chat_template, data.template).as_dict(),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

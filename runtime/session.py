@@ -71,7 +71,7 @@ def open_session(
     check_request(request)
     dataset = Dataset.open(config.data.folder, "train")
     _check_features(config, dataset)
-    check_template(config, dataset)
+    check_prepared(config, dataset)
     check_request(replace(request, features=dataset.meta["features"]))
     contexts = tuple(specs)
     if dataset.meta["context"] > contexts[-1]:
@@ -108,13 +108,33 @@ def _check_features(config: Config, dataset: Dataset) -> None:
         )
 
 
-def check_template(config: Config, dataset: Dataset) -> None:
-    """Refuse data that were rendered otherwise than the run file says.
+def sample_settings(config: Config) -> dict[str, Any]:
+    """The settings of ``[data]`` that decide what the samples of a folder are."""
+    names = ("max_new_tokens", "min_answer_tokens", "min_distinct_4grams", "too_long")
+    return {name: getattr(config.data, name) for name in names}
+
+
+def check_prepared(config: Config, dataset: Dataset) -> None:
+    """Refuse data that were prepared by other settings than the run file's.
+
+    Prompt files are not compared: a run needs none of them.
 
     Raises:
-        DatasetError: The chat template, its text or its keywords differ.
+        DatasetError: A setting, or the chat template, its text or its keywords differ.
         ConfigError: The template is a file that cannot be read.
     """
+    held = dict(dataset.meta.get("settings", {}))
+    held |= {k: v for k, v in dataset.meta.get("split", {}).items() if k == "heldout"}
+    for name, asked in {**sample_settings(config), "heldout": config.data.heldout}.items():
+        if held.get(name, asked) != asked:
+            raise DatasetError(
+                f"{dataset.folder} was prepared with data.{name} = {held[name]!r}, and the run "
+                f"asks for {asked!r}; {PREPARE}"
+            )
+    _check_template(config, dataset)
+
+
+def _check_template(config: Config, dataset: Dataset) -> None:
     from runtime.chat_template import TemplateChoice
 
     asked = TemplateChoice.read(config.data.chat_template, config.data.template).as_dict()

@@ -409,3 +409,16 @@ def test_help_loads_no_torch():
         )
         assert done.returncode == 0, done.stderr
         assert "Usage:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "asked"),
+    [("max_new_tokens", "24", "9"), ("too_long", "'cut'", "'skip'"), ("heldout", "3", "2")],
+)
+def test_data_prepared_by_other_settings_are_refused(root, monkeypatch, name, held, asked):
+    monkeypatch.setattr("runtime.target.Target.load", None)
+    for command in (train, evaluate):
+        setting = f"data.{name}={asked}"
+        result = call(command, root, "--set", setting, code=1)
+        assert f"prepared with data.{name} = {held}, and the run asks for {asked}" in result.stderr
+        assert "run: python -m runtime.prepare --config" in result.stderr
