@@ -23,6 +23,8 @@ from safetensors import SafetensorError
 from tests.runtime.crash_cases import CASES, WrongError
 
 MODES = ("kill", "tear", "fill")
+PAUSE_S = 0.5
+"""In which another process does all of its act, unless it waits for a lock."""
 MOST = 400
 """Operations of an act, at most."""
 TYPED = 3
@@ -35,8 +37,9 @@ def run(jobs):
     """Do jobs in a process of its own.
 
     Args:
-        jobs: (what, case, number): one of ``MODES`` or ``beside`` (one is killed, another is not)
-            at every so many-th operation, or ``together``, so many at once.
+        jobs: (what, case, number): one of ``MODES``, ``beside`` (one is killed, another is not) or
+            ``held`` (one is held up, another is not) at every so many-th operation, or
+            ``together``, so many at once.
 
     Returns:
         Of each job its outcomes, its seconds, and what was bad.
@@ -57,9 +60,10 @@ def run(jobs):
 class _Hook:
     """Meets the file operations of this process; ``torn`` says what is left of a file's size."""
 
-    def __init__(self, mode, step, torn):
+    def __init__(self, mode, step, torn, place):
         self.mode = mode
         self.torn = torn
+        self.place = place
         self.left = step
         self._fsync, self._serialize = os.fsync, safetensors.torch.serialize_file
         os.fsync = self._synced
@@ -95,6 +99,10 @@ class _Hook:
             if event not in ("os.remove", "os.rmdir", "os.rename", "os.truncate"):
                 raise OSError(28, "No space left on device")
             return
+        if self.mode == "pause":
+            (self.place / "paused").touch()
+            _await(PAUSE_S, self.place / "ended 1")
+            return
         if self.mode == "tear":
             tear()
             path = Path(f"/proc/self/fd/{descriptor}")
@@ -115,7 +123,9 @@ def _start(case, folder, who=0, mode="", step=0, gate=None):
             os.close(gate[1])
             os.read(gate[0], 1)
         torn = getattr(case, "torn", lambda size: size // 2)
-        hook = _Hook(mode, step, torn) if mode else None
+        if mode == "later":
+            _await(60, folder.parent / "paused", folder.parent / "ended 0")
+        hook = _Hook(mode, step, torn, folder.parent) if mode not in ("", "later") else None
         try:
             case.act(folder, who)
             # Fewer operations than that: all was done.
@@ -127,8 +137,15 @@ def _start(case, folder, who=0, mode="", step=0, gate=None):
                 code = TYPED
             else:
                 (folder.parent / "crash").write_text(repr(error))
+        (folder.parent / f"ended {who}").touch()
     finally:
         os._exit(code)
+
+
+def _await(seconds, *paths):
+    until = time.monotonic() + seconds
+    while not any(path.exists() for path in paths) and time.monotonic() < until:
+        time.sleep(0.002)
 
 
 def _wait(child):
@@ -189,14 +206,15 @@ class _Row:
             self.judge(name, folder, f"{mode} at {step}", [code])
         self.note("CRASH", f"{name} {mode}: it does not end")
 
-    def kill_beside(self, name, stride):
+    def beside(self, name, mode, stride):
         for step in range(0, MOST, stride):
             folder = self.fresh(name)
-            codes = self.at_once(name, folder, [("kill", step), ("", 0)])
+            other = "later" if mode == "pause" else ""
+            codes = self.at_once(name, folder, [(mode, step), (other, 0)])
             if codes[0] == 7:
                 return
-            self.judge(name, folder, f"killed at {step} beside another", codes)
-        self.note("CRASH", f"{name} beside another: it does not end")
+            self.judge(name, folder, f"{mode} at {step} beside another", codes)
+        self.note("CRASH", f"{name} {mode} beside another: it does not end")
 
     def together(self, name, number):
         folder = self.fresh(name)
@@ -223,8 +241,8 @@ def main(jobs):
             start = time.perf_counter()
             if what in MODES:
                 row.kill_at_each(name, what, number)
-            elif what == "beside":
-                row.kill_beside(name, number)
+            elif what in ("beside", "held"):
+                row.beside(name, {"beside": "kill", "held": "pause"}[what], number)
             else:
                 row.together(name, number)
             found.append([row.counts, time.perf_counter() - start, row.bad])

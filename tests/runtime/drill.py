@@ -20,7 +20,7 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     stride, numbers = (4, (3,)) if options.quick else (1, (2, 3, 4, 6))
     jobs = [(what, name, stride) for what in crash.MODES for name in CASES]
-    jobs += [("beside", name, 2 * stride) for name in SHARED]
+    jobs += [(what, name, 2 * stride) for what in ("beside", "held") for name in SHARED]
     jobs += [("together", name, number) for name in SHARED for number in numbers]
     rows, bad = {}, []
     for (what, _, number), (counts, seconds, wrong) in zip(jobs, crash.run(jobs), strict=True):
@@ -40,6 +40,7 @@ ROWS = {
     "tear": "killed, with a file torn",
     "fill": "the disk full from there on",
     "beside": "killed beside another process",
+    "held": "held up beside another process",
 }
 
 if __name__ == "__main__":
