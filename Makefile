@@ -74,5 +74,6 @@ bench: install  ## speed and memory, as ratios in one run
 	$(RUN) -m benchmarks.bench_masks --out benchmarks/results.csv
 	$(RUN) -m benchmarks.bench_cache --out benchmarks/results.csv
 
-drill: install  ## damage caches in every way; prints what was noticed
+drill: install  ## damage caches and what runs write in every way; prints what was noticed
 	$(RUN) -m tests.cache.drill
+	$(RUN) -m tests.runtime.drill

@@ -157,18 +157,18 @@ def check_writable(folder: Path) -> None:
         LaterFormatError: As ``check_replaceable``.
     """
     check_replaceable(folder)
-    if folder.exists():
-        with _writing(folder), staging_folder(folder / META) as staging:
+    whole = Path(os.path.realpath(folder))
+    missing = [made for made in (whole, *whole.parents) if not made.exists()]
+    with _writing(folder):
+        with staging_folder(folder / META) as staging:
             (staging / "made").touch()
             moved = staging.with_name(f"{staging.name}-moved")
             (staging / "made").replace(moved)
             moved.unlink()
-        return
-    # Of a link that leads nowhere yet, what it names will be made.
-    whole = Path(os.path.realpath(folder))
-    there = next(parent for parent in whole.parents if parent.exists())
-    with _refusing(folder), staging_folder(there / whole.name):
-        pass
+        for made in missing:
+            # Unless another process writes there by now.
+            with contextlib.suppress(OSError):
+                made.rmdir()
 
 
 def replace_data(
@@ -220,19 +220,11 @@ def replace_data(
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    with _refusing(folder):
-        Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
-        with folder_lock(folder) as is_locked:
+    try:
+        with naming(folder), folder_lock(folder) as is_locked:
             for path in folder.iterdir():
                 if is_locked and path.name.startswith(STAGING):
                     _remove(path)
-            yield
-
-
-@contextlib.contextmanager
-def _refusing(folder: Path) -> Iterator[None]:
-    try:
-        with naming(folder):
             yield
     except OSError as error:
         what, helps = why(error, str(folder))

@@ -197,7 +197,6 @@ def replace_files(
     Raises:
         OSError: The disk refuses.
     """
-    Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
     with naming(folder), folder_lock(folder) as is_locked:
         for left in folder.glob(f"{temp_prefix(Path(CONFIG_FILE))}*"):
             if is_locked:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from cache.atomic import replace_file, staging_folder
 from cache.causes import naming
 from runtime.progress import say
 
@@ -94,10 +95,8 @@ class MetricsLog:
         self._stream = stream or sys.stderr
         kept = [row for row in read_metrics(path) if row["step"] <= first_step]
         # Beside and renamed, so that a kill here loses no history.
-        beside = path.with_name(f".{path.name}.tmp")
-        with naming(path):
-            beside.write_bytes(b"".join(map(_line, kept)))
-            beside.replace(path)
+        with naming(path), staging_folder(path) as staging:
+            replace_file(path, b"".join(map(_line, kept)), staging)
         self._bar = (
             tqdm(total=total_steps, initial=first_step, desc="train", unit="step")
             if self._stream.isatty()

@@ -57,7 +57,6 @@ def unpacked(files: TargetFiles, name: str) -> TargetFiles:
     if _is_whole(plain):
         return plain
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder.parent) as is_locked:
             # Another process may have made it meanwhile.
             if not _is_whole(plain):

@@ -232,3 +232,21 @@ def test_without_locks_another_writers_staging_is_left_alone(folder, monkeypatch
     monkeypatch.undo()
     write(folder, [8])
     assert not staging.exists()
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_lock_on_a_folder_that_its_holder_removed_is_none(tmp_path, monkeypatch, times):
+    """As of a prepare that only tried whether it may write there."""
+    left = iter(range(times))
+
+    def remove(*_arguments):
+        if next(left, None) is not None:
+            (tmp_path / "data").rmdir()
+
+    monkeypatch.setattr("fcntl.flock", remove)
+    if times == 1:
+        write(tmp_path / "data", [5])
+        assert Dataset.open(tmp_path / "data", "train").lengths == [5]
+        return
+    with pytest.raises(DatasetError, match="it is removed again and again"):
+        write(tmp_path / "data", [5])
