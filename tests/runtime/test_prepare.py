@@ -479,3 +479,39 @@ def test_examples_are_varied_and_well_formed():
     assert len({json.dumps(talk) for talk in talks}) == 320
     assert all(check_messages(talk)[-1]["role"] == "user" for talk in talks)
     assert sum(len(talk) > 1 for talk in talks) >= 25
+
+
+OTHER_LIMIT = ("--set", "data.max_new_tokens=4")
+
+
+@pytest.mark.parametrize(
+    ("other", "code"), [((), 0), (OTHER_LIMIT, 1), (("--set", "run.seed=2"), 1)]
+)
+def test_another_prepare_meanwhile(run, tmp_path, monkeypatch, other, code):
+    """What it wrote is used where it is the same, and not replaced where it is not."""
+    load, nested = Target.load, []
+
+    def load_after_another(*args, **options):
+        monkeypatch.setattr(Target, "load", load)
+        nested.append(run(*other))
+        return load(*args, **options)
+
+    monkeypatch.setattr(Target, "load", load_after_another)
+    found = run(code=code)
+    assert len(nested) == 1
+    written = folder_bytes(tmp_path / "data")
+    if code:
+        assert "another prepare wrote other data to" in found.stderr
+        assert "up to date" in run(*other).stdout
+        assert "up to date" not in run().stdout
+    assert "up to date" in run().stdout
+    assert (folder_bytes(tmp_path / "data") == written) == (code == 0)
+
+
+def test_a_data_folder_that_is_a_link_is_answered_for_once(run, tmp_path):
+    (tmp_path / "data").symlink_to(tmp_path / "disk")
+    run()
+    assert "up to date" in run().stdout
+    run("--set", "run.seed=2")
+    assert (tmp_path / "data").is_symlink()
+    assert len(list((tmp_path / "disk").iterdir())) == 5
