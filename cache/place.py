@@ -100,7 +100,7 @@ def prefix_of(staging: Path, folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[bool]:
+def locked(folder: Path, patience_s: float | None = None) -> Iterator[bool]:
     """Hold the store's lock, which all take who choose, replace or remove a version.
 
     A process that was stopped holds it, too; who goes on without it, as on a file system without
@@ -108,7 +108,7 @@ def locked(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[bool]:
 
     Args:
         folder: The store.
-        patience_s: Seconds to wait for another one.
+        patience_s: Seconds to wait for another one; PATIENCE_S by default.
 
     Yields:
         False when another process holds it all the time; where the file system has no locks, or the
@@ -116,7 +116,7 @@ def locked(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[bool]:
     """
     import fcntl  # POSIX only, as is the system lock; loading a cache needs neither
 
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
     with contextlib.ExitStack() as stack:
         is_free = True
         try:

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import cache
-from cache import writer
+from cache import place, writer
 from cache.errors import (
     DamagedEntryError,
     StoreWriteError,
@@ -34,6 +33,12 @@ def aged(store, version, seconds):
     folder = Path(store.location) / version
     when = folder.stat().st_mtime - seconds
     os.utime(folder, (when, when))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Acts that are put within a gc do not wait for its end."""
+    monkeypatch.setattr(place, "PATIENCE_S", 0.05)
 
 
 @pytest.fixture
@@ -84,6 +89,13 @@ def test_publishing_again_makes_a_version_young(five):
     assert ids[0] not in store.gc(keep=1).removed
 
 
+def test_a_version_that_was_chosen_a_while_ago_is_young(five):
+    store, ids = five
+    store.use(ids[0])
+    store.use(ids[4])
+    assert set(store.gc(keep=1).removed) == set(ids[1:4])
+
+
 def test_gc_sweeps_old_leftovers_only(five, tmp_path):
     store, _ = five
     for name in (".m.zarr.tmp-old", ".m.zarr.tmp-young", ".other.zarr.tmp-old"):
@@ -99,9 +111,18 @@ def test_gc_sweeps_old_leftovers_only(five, tmp_path):
     assert names == {"m.zarr", ".m.zarr.tmp-young", ".other.zarr.tmp-old"}
 
 
-def test_a_use_during_gc_wins(five, monkeypatch):
+@pytest.mark.parametrize("is_his", [False, True])
+def test_a_use_during_gc_wins(five, monkeypatch, is_his):
+    """Also of another user's version, which cannot be made young."""
     store, ids = five
-    rename = Path.rename
+    rename, utime = Path.rename, os.utime
+
+    def refuse(path, *arguments, **options):
+        if is_his and Path(path).name == ids[0]:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        utime(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "utime", refuse)
 
     def racing(path, target):
         if path.name == ids[0]:
@@ -297,7 +318,7 @@ def test_sidecars_of_a_version_that_is_published_meanwhile_stay(five, monkeypatc
     def racing(path, target):
         if path != folder:
             return rename(path, target)
-        monkeypatch.undo()
+        monkeypatch.setattr(Path, "rename", rename)
         acts = [publish, lambda: rename(path, target)]
         for act in reversed(acts) if is_moved else acts:
             act()
@@ -535,13 +556,14 @@ def test_the_current_version_that_a_killed_gc_had_in_hand_is_put_back(five, tmp_
 @pytest.mark.parametrize("act", ["use", "publish"])
 def test_who_chooses_a_version_that_a_gc_has_looked_at_waits_for_it(five, monkeypatch, act):
     """Else a gc that is killed with the version in hand loses what was just chosen."""
+    monkeypatch.setattr(place, "PATIENCE_S", 20)
     store, ids = five
     other = cache.open_store(store.location, writable=True)
     acts = {
         "use": lambda: other.use(ids[0]),
         "publish": lambda: other.publish(entries(1, scale=1)),
     }
-    place, took = Path(store.location) / ids[0], []
+    taken, took = Path(store.location) / ids[0], []
     rename, current = Path.rename, other.current
 
     def run():
@@ -551,7 +573,7 @@ def test_who_chooses_a_version_that_a_gc_has_looked_at_waits_for_it(five, monkey
     thread = threading.Thread(target=run)
 
     def take(path, target):
-        if path == place and not took:
+        if path == taken and not took:
             took.append(True)
             thread.start()
             thread.join(0.3)
@@ -569,10 +591,9 @@ def test_who_chooses_a_version_that_a_gc_has_looked_at_waits_for_it(five, monkey
 
 
 @pytest.mark.timeout(60)
-def test_who_holds_the_lock_for_ever_holds_up_nobody_for_ever(five, monkeypatch):
+def test_who_holds_the_lock_for_ever_holds_up_nobody_for_ever(five):
     """As a gc does that was stopped by Ctrl-Z."""
     store, ids = five
-    monkeypatch.setattr("cache.writer.locked", functools.partial(locked, patience_s=0.1))
     with locked(Path(store.location)):
         assert store.use(ids[0]) == ids[0]
         made = store.publish(entries(1, scale=77))
