@@ -227,22 +227,33 @@ def test_s3_without_the_bucket_is_typed(bucket, tmp_path):
 
 def test_a_listing_that_a_file_system_keeps_is_asked_for_anew(tmp_path, monkeypatch):
     """fsspec keeps listings, of buckets among others; another process may have published."""
-    memory = type(fsspec.filesystem("memory"))
-    kept, listed = {}, memory.ls
+    kind, url = type(fsspec.filesystem("memory")), "memory://listing/m.zarr"
+    kept, listed, invalidate = {}, kind.ls, kind.invalidate_cache
 
     def ls(self, path, detail=True, **options):
-        return kept.setdefault(path, listed(self, path, detail=detail, **options))
+        if path not in kept:
+            kept[path] = listed(self, path, detail=detail, **options)
+        return kept[path]
 
-    monkeypatch.setattr(memory, "ls", ls)
-    monkeypatch.setattr(memory, "invalidate_cache", lambda self, path=None: kept.clear())
-    url = "memory://listing/m.zarr"
+    def push_elsewhere():
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "ls", listed)
+            patch.setattr(kind, "invalidate_cache", invalidate)
+            cache.push(store, url)
+
+    monkeypatch.setattr(kind, "ls", ls)
+    monkeypatch.setattr(kind, "invalidate_cache", lambda self, path=None: kept.clear())
     store = published(tmp_path / "m.zarr")
-    cache.push(store, url)
+    push_elsewhere()
     far = cache.open_store(url)
     assert len(far.versions()) == 1
     store.publish(entries(2, scale=9))
-    cache.push(store, url)
+    push_elsewhere()
     assert len(far.versions()) == 2
-    store.publish(entries(2, scale=8))
-    cache.push(store, url)
+    chunk = f"/listing/m.zarr/{store.current}/spans/c/0"
+    fsspec.filesystem("memory").rm(chunk)
+    kept.clear()
+    assert len(far.source.file_sizes(store.current)) == 4
+    push_elsewhere()
+    assert len(far.source.file_sizes(store.current)) == 4
     assert len(cache.open_store(url).source.file_sizes(store.current)) == 5
