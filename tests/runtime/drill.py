@@ -18,7 +18,7 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description="Kill, tear and refuse what a run writes.")
     parser.add_argument("--quick", action="store_true", help="the share that the tests run")
     options = parser.parse_args(arguments)
-    stride, numbers = (4, (3,)) if options.quick else (1, (2, 3, 4, 6))
+    stride, numbers = (4, (3,)) if options.quick else (1, (2, 3, 4, 6) * 5)
     jobs = [(what, name, stride) for what in crash.MODES for name in CASES]
     jobs += [(what, name, 2 * stride) for what in ("beside", "held") for name in SHARED]
     jobs += [("together", name, number) for name in SHARED for number in numbers]
