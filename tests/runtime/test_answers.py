@@ -56,6 +56,15 @@ def test_what_is_left_between_two_batches_is_batched_as_before():
     assert [[rest[row] for row in batch] for batch in again] == [list(b) for b in batches[2:]]
 
 
+def test_the_longest_prompts_come_first():
+    """A batch that is too large for the memory fails at once, and not after hours."""
+    target = ending_target()
+    lengths = [3, 9, 5, 9, 4, 1, 7]
+    questions = [[3] * length for length in lengths]
+    rows = [list(batch) for batch in answer_all(target, questions, [2] * 7, batch=2)]
+    assert rows == [[1, 3], [6, 2], [4, 0], [5]]
+
+
 def test_steps_reported_are_the_steps_announced():
     target = ending_target()
     questions = prompts(7)

@@ -213,6 +213,22 @@ def test_refuses_an_empty_or_too_long_prompt(target):
         greedy(target, prompts(1)[0], 253)
 
 
+def test_takes_what_the_targets_positions_just_hold(target):
+    """Of 256: prompt, answer, and with a drafter the block that is verified last."""
+    session = DraftSession(target, make_drafter(target))
+    prompt = [3 + i % 20 for i in range(250 - BLOCK)]
+    assert len(session.generate(prompt, 6).tokens) <= 6
+    assert len(greedy(target, prompt, 6 + BLOCK).tokens) <= 6 + BLOCK
+    session.first_block(prompt + [3] * 5)
+    for refused in (
+        lambda: session.stream(prompt, 7),
+        lambda: greedy(target, prompt, 7 + BLOCK),
+        lambda: session.first_block(prompt + [3] * 6),
+    ):
+        with pytest.raises(ConfigError, match="within the target's 256 positions"):
+            refused()
+
+
 def test_refuses_a_drafter_of_another_target(target):
     other = tiny_target(vocab_size=30)
     drafter = random_start(make_drafter(other).config, torch.Generator())

@@ -233,6 +233,15 @@ def test_mask_token_is_a_special_token_that_text_does_not_use():
     assert target.tokenizer.convert_ids_to_tokens(target.mask_token_id) == "<|u|>"
 
 
+def test_of_several_such_tokens_it_is_the_last():
+    target = byte_target()
+    target.tokenizer = byte_tokenizer(CHATML.replace("<user>", "<|u|>"))
+    target.tokenizer.add_special_tokens({"extra_special_tokens": ["<|x|>", "<|y|>", "<|z|>"]})
+    target.tokenizer.add_tokens(["plain"])
+    target.model.resize_token_embeddings(len(target.tokenizer))
+    assert target.tokenizer.convert_ids_to_tokens(target.mask_token_id) == "<|z|>"
+
+
 def test_mask_token_falls_back_to_padding():
     target = byte_target()
     target.tokenizer = byte_tokenizer(CHATML + "<|u|><|a|>")

@@ -22,6 +22,11 @@ READ = (
     "vocab.txt",
     "tokenizer.model",
     "spiece.model",
+    "source.spm",
+    "qwen.tiktoken",
+    "tokenizer.v3.json",
+    "tekken.json",
+    "bpe.codes",
     "additional_chat_templates/tool_use.jinja",
 )
 UNREAD = (
@@ -97,6 +102,17 @@ def test_a_file_that_comes_or_goes_counts(folder, name):
     before = digest(folder)
     (folder / name).unlink()
     assert digest(folder) != before
+
+
+def test_it_counts_which_file_holds_what(folder):
+    before = digest(folder)
+    first, second = folder / "vocab.json", folder / "added_tokens.json"
+    first.write_text('{"b": 2}')
+    changed = digest(folder)
+    (folder / "aside").write_bytes(first.read_bytes())
+    second.replace(first)
+    (folder / "aside").replace(second)
+    assert len({before, changed, digest(folder)}) == 3
 
 
 @pytest.mark.parametrize("name", UNREAD)
