@@ -96,6 +96,14 @@ def test_every_parameter_that_a_drafter_does_not_follow_is_refused(param):
             "train.masks",
             r"\{'draft_block_size': \[4, 8\]\}",
         ),
+        (
+            asked(
+                {**ENTRY, "context": [128, 256]},
+                {**ENTRY, "name": "b", "context": 384, "convention": "vllm"},
+            ),
+            "train.masks",
+            r"\{'convention': \['specforge', 'vllm'\]\}",
+        ),
         (asked(placement=GPU, block_size=64), "masks.BLOCK_SIZE", r"= \[64, 64\]: .*= 128"),
         (asked(placement=GPU, block_size=[128, 96]), "masks.BLOCK_SIZE", r"\[128, 96\]"),
         (asked(placement=GPU, block_size=256), "masks.BLOCK_SIZE", r"\[256, 256\]"),

@@ -59,6 +59,69 @@ def test_a_bad_value_names_its_field_and_the_rule(raw, message):
     assert caught.value.exit_code == 2
 
 
+COUNTS = {
+    "target.num_features": 1,
+    "data.heldout": 0,
+    "data.max_new_tokens": 1,
+    "data.batch": 1,
+    "data.min_answer_tokens": 1,
+    "drafter.num_layers": 1,
+    "train.max_skipped": 1,
+    "train.log_every": 1,
+    "train.save_every": 1,
+    "train.keep": 1,
+    "evaluate.prompts": 1,
+    "evaluate.max_new_tokens": 1,
+}
+"""Integers without a largest value, and the least of each."""
+RANGES = {
+    "run.seed": (0, 2**63 - 1),
+    "run.threads": (0, 1024),
+    "train.steps": (1, 10**9),
+    "train.global_batch": (1, 10**6),
+}
+NUMBERS = {
+    **dict.fromkeys(("train.weight_decay", "train.clip", "train.gamma"), ([0, 1e30], [-1e-9])),
+    **dict.fromkeys(
+        ("data.min_distinct_4grams", "train.min_lr_ratio", "train.warmup_ratio"),
+        ([0, 0.5, 1], [-1e-9, 1.000001]),
+    ),
+    **dict.fromkeys(("train.beta1", "train.beta2"), ([0, 0.999999], [-1e-9, 1])),
+    "train.lr": ([1e-30, 1e30], [0, -1e-9]),
+}
+"""Floats, and what is taken and refused."""
+
+
+def read_one(key, value):
+    section, name = key.split(".")
+    return getattr(getattr(parse_config({section: {name: value}}), section), name)
+
+
+def test_every_number_has_its_limits():
+    """The last that is taken and the first that is not, of each; a key without any is a slip."""
+    sections = parse_config({}).as_dict().items()
+    kinds = {
+        f"{section}.{name}": type(value)
+        for section, values in sections
+        for name, value in values.items()
+    }
+    assert {key for key, kind in kinds.items() if kind is int} == {*COUNTS, *RANGES}
+    assert {key for key, kind in kinds.items() if kind is float} == {*NUMBERS}
+    tried = {
+        **{key: ([least, 10**6], [least - 1]) for key, least in COUNTS.items()},
+        **{key: ([*both], [both[0] - 1, both[1] + 1]) for key, both in RANGES.items()},
+        **NUMBERS,
+    }
+    for key, (taken, refused) in tried.items():
+        for value in taken:
+            assert read_one(key, value) == value, key
+            assert type(read_one(key, value)) is kinds[key], key
+        for value in (*refused, True, "1", None):
+            with pytest.raises(ConfigError) as caught:
+                read_one(key, value)
+            assert (caught.value.field, caught.value.value) == (key, value)
+
+
 def test_an_override_of_what_is_no_table(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("run = 3\n")
