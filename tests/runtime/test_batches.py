@@ -39,6 +39,16 @@ def test_epochs_differ_in_the_order_of_buckets_and_in_what_is_together():
     ]
 
 
+def test_buckets_of_equal_size_are_shuffled_each_for_itself():
+    steps = plan([128] * 40 + [256] * 40)
+    together = {128: set(), 256: set()}
+    for number in range(20):
+        step = steps[number]
+        together[step.context].add(frozenset(sample % 40 for sample in step.samples))
+    assert len(together[128]) == len(together[256]) == 10
+    assert together[128] != together[256]
+
+
 def test_epochs_differ_and_a_resumed_plan_does_not():
     first, second = plan([128] * 40), plan([128] * 40)
     assert [first[i].samples for i in range(10)] != [first[i].samples for i in range(10, 20)]

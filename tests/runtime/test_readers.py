@@ -58,10 +58,11 @@ def test_json_is_told_whatever_its_name(tmp_path, name, pack, content):
     assert +counts.dropped in ({}, {"blank line": 1})
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig", "utf-16-le", "utf-16-be"])
-def test_other_encodings_with_a_mark_are_read(tmp_path, encoding):
+def test_other_encodings_with_a_mark_are_read(tmp_path, encoding, pack):
     mark = {"utf-16-le": b"\xff\xfe", "utf-16-be": b"\xfe\xff"}.get(encoding, b"")
-    records, counts, _ = read(tmp_path, mark + LINES.decode().encode(encoding))
+    records, counts, _ = read(tmp_path, pack(mark + LINES.decode().encode(encoding)))
     assert records[2].messages[0]["content"] == "tw\u00f6, [2]"
     assert not counts.dropped
 
@@ -176,6 +177,8 @@ def test_prose_is_plain_text(tmp_path, text):
         "id|prompt\n1|why is it?\n2|how?\n",
         "\ufeffprompt,completion\r\nwhy?,so\r\n",
         'text,label\n"two\nlines, here",1\nthree,0\n',
+        # A row in three is torn, or holds a comma that was not quoted.
+        "id,prompt,answer\n1,why?,so\n2,how?\n3,who, me?,yes\n4,when?,now\n5,where?,here\n",
     ],
 )
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
