@@ -13,7 +13,7 @@ from maskgen.errors import MaskSpecError
 from maskgen.families import families
 from maskgen.runfile import masks_section
 from maskgen.spec import read_specs
-from runtime.errors import BucketMissingError
+from runtime.errors import BucketMissingError, DatasetError
 from runtime.masks import BucketMasks
 from runtime.session import open_session
 from tests.runtime.tiny_run import build_masks, make_config, make_data
@@ -125,3 +125,15 @@ def test_a_version_that_gc_removed_is_built_again(built, tmp_path):
     assert "draws: asked 3, found 2; run: python -m maskgen build" in said
     build_masks(config)
     assert open_session(config, "my.toml").entries[16].spec.params["draws"] == 3
+
+
+def test_data_of_longer_contexts_than_the_runs_are_refused(tmp_path):
+    config = make_config(tmp_path)
+    build_masks(config)
+    make_data(tmp_path / "data", (10, 32))
+    assert list(open_session(config, "my.toml").entries) == [16, 32]
+    make_data(tmp_path / "data", (10, 33))
+    with pytest.raises(
+        DatasetError, match="prepared for contexts up to 33, the run's largest is 32"
+    ):
+        open_session(config, "my.toml")

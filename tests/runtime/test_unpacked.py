@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -56,6 +58,35 @@ def test_the_second_load_does_not_read_the_gguf_file(gguf, capsys, dtype):
         assert target.digest == find_target(file).digest
         assert target.tokenizer.chat_template == tiny_tokenizer().chat_template
         assert target.tokenizer("w3 w9").input_ids == [3, 9]
+
+
+def flip_the_last_byte(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0x40
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("model.safetensors", flip_the_last_byte),
+        ("generation_config.json", Path.unlink),
+        ("tokenizer.json", lambda path: path.write_text(path.read_text() + " ")),
+        (unpacked.WHOLE, lambda path: path.write_text("")),
+        (unpacked.WHOLE, Path.unlink),
+    ],
+)
+def test_a_damaged_copy_is_made_again(gguf, name, spoil):
+    file, read = gguf
+    Target.load(file)
+    (copy,) = (path for path in unpacked.copies().iterdir() if path.is_dir())
+    spoil(copy / name)
+    expected = tiny_model().state_dict()
+    for _ in range(2):
+        target = Target.load(file)
+        assert all(torch.equal(target.model.state_dict()[key], expected[key]) for key in expected)
+        assert target.eos_token_ids == {2, 5}
+    assert len(read) == 2
 
 
 def test_another_file_or_another_transformers_has_another_copy(gguf, monkeypatch):
