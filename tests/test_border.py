@@ -74,7 +74,7 @@ ERRORS = {
     "full": (of_system(errno.ENOSPC, "a b.bin"), "a b.bin: No space left.*; make room"),
     "quota": (named(of_system(errno.EDQUOT), "q.json"), "q.json: .*quota.*; make room"),
     "read only": (of_system(errno.EROFS, "x/y"), "x/y: Read-only.*; choose a folder"),
-    "not allowed": (of_system(errno.EACCES, "/root/x"), "/root/x: .*denied; see that its perm"),
+    "not allowed": (of_system(errno.EACCES, "/locked/x"), "/locked/x: .*denied; see that its perm"),
     "missing": (of_system(errno.ENOENT, "gone"), "gone: .*; see that it is there"),
     "files": (of_system(errno.EMFILE), r"Too many open files \(.*\); close files"),
     "long": (of_system(errno.ENAMETOOLONG, "n" * 300), "nnn: .*; choose a shorter path"),
