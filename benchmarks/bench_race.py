@@ -39,15 +39,15 @@ from benchmarks.results import Results
 from benchmarks.tally import Tally
 from benchmarks.workload import SIZES, Size, build_entries, fill_inputs, make_replica
 from maskgen.entry import MaskEntry
-from runtime.batches import Step
-from runtime.buffers import InputSlot
-from runtime.collectives import leave_groups, make_groups
-from runtime.compilation import size_recompile_limits
-from runtime.devices import Placement, enter_thread, place
-from runtime.freeze import FreezeGuard
-from runtime.handoff import Handoff, Lane
-from runtime.replica import Replica
-from runtime.worker import Coordinator, Worker
+from runtime.data.plan import Step
+from runtime.ranks.collectives import leave_groups, make_groups
+from runtime.ranks.devices import Placement, enter_thread, place
+from runtime.static.buffers import InputSlot
+from runtime.static.compilation import size_recompile_limits
+from runtime.static.freeze import FreezeGuard
+from runtime.static.queues import Handoff, Lane
+from runtime.training.replica import Replica
+from runtime.training.worker import Coordinator, Worker
 
 FAR = 1_000_000
 STATIC = ("d", "d1", "dc")

@@ -21,11 +21,11 @@ from benchmarks.bench_step import kernel_times
 from benchmarks.results import Results
 from benchmarks.workload import SIZES, Size, build_entries, make_replica
 from maskgen.entry import MaskEntry
-from runtime.collectives import Group, leave_groups, make_groups, on_every_rank
-from runtime.compilation import size_recompile_limits
-from runtime.devices import Placement, enter_thread, place
-from runtime.graph import StaticStep
-from runtime.replica import Replica
+from runtime.ranks.collectives import Group, leave_groups, make_groups, on_every_rank
+from runtime.ranks.devices import Placement, enter_thread, place
+from runtime.static.compilation import size_recompile_limits
+from runtime.static.graph import StaticStep
+from runtime.training.replica import Replica
 
 DTYPES = ("float32", "compute")
 

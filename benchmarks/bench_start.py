@@ -38,11 +38,11 @@ def measure(size_name: str, devices: str, folder: Path, case: str) -> dict[str, 
     """
     import cache
     from benchmarks.workload import SIZES, build_entries, make_replica
-    from runtime.artifacts import ArtifactFile, toolchain_of
-    from runtime.collectives import Group
-    from runtime.compilation import size_recompile_limits
-    from runtime.devices import enter_thread, place
-    from runtime.internals import compile_cache_counts
+    from runtime.ranks.collectives import Group
+    from runtime.ranks.devices import enter_thread, place
+    from runtime.static.artifacts import ArtifactFile, toolchain_of
+    from runtime.static.compilation import size_recompile_limits
+    from runtime.static.torch_internals import compile_cache_counts
 
     placement = place(devices)
     store = cache.open_store(str(folder / "masks.zarr"), writable=True)

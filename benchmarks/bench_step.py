@@ -15,11 +15,11 @@ import torch
 
 from benchmarks.results import Results
 from benchmarks.workload import SIZES, build_entries, make_replica
-from runtime.collectives import make_groups
-from runtime.compilation import size_recompile_limits
-from runtime.devices import Placement, enter_thread, place
-from runtime.graph import StaticStep
-from runtime.replica import Replica
+from runtime.ranks.collectives import make_groups
+from runtime.ranks.devices import Placement, enter_thread, place
+from runtime.static.compilation import size_recompile_limits
+from runtime.static.graph import StaticStep
+from runtime.training.replica import Replica
 
 
 def time_step(step: StaticStep, replica: Replica, runs: int) -> float:

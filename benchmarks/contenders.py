@@ -25,10 +25,10 @@ from torch.nn.attention.flex_attention import create_block_mask
 from benchmarks.naive import run_rank
 from benchmarks.tally import Tally
 from benchmarks.workload import SIZES
-from runtime.collectives import make_groups
-from runtime.devices import Placement
-from runtime.internals import EAGER_ATTENTION
-from runtime.processes import Processes
+from runtime.ranks.collectives import make_groups
+from runtime.ranks.devices import Placement
+from runtime.ranks.processes import Processes
+from runtime.static.torch_internals import EAGER_ATTENTION
 
 GRACE_S = 60.0
 """How long a step that was begun in time may still take."""

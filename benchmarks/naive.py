@@ -17,16 +17,16 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from benchmarks.tally import Tally
 from benchmarks.workload import Size, frozen_target
-from runtime.collectives import Group
 from runtime.config import TrainConfig
-from runtime.devices import Placement, enter_thread
-from runtime.drafter import Drafter
-from runtime.draws import raw_words
-from runtime.exchange import GradientExchange
-from runtime.loss import block_targets
-from runtime.optimizer import FlatAdamW
-from runtime.replica import adamw_settings, backward_stages
-from runtime.step import draft_objective
+from runtime.data.draws import raw_words
+from runtime.dflash.drafter import Drafter
+from runtime.dflash.loss import block_targets
+from runtime.dflash.objective import draft_objective
+from runtime.ranks.collectives import Group
+from runtime.ranks.devices import Placement, enter_thread
+from runtime.static.exchange import GradientExchange
+from runtime.static.optimizer import FlatAdamW
+from runtime.training.replica import adamw_settings, backward_stages
 
 
 def length_of(size: Size, rank: int, step: int) -> int:

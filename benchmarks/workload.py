@@ -17,12 +17,12 @@ import cache
 from maskgen.build import build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
-from runtime.collectives import Group
 from runtime.config import TrainConfig
-from runtime.devices import Placement
-from runtime.drafter import DrafterConfig
-from runtime.replica import Replica
-from runtime.step import FrozenTarget
+from runtime.dflash.drafter import DrafterConfig
+from runtime.dflash.objective import FrozenTarget
+from runtime.ranks.collectives import Group
+from runtime.ranks.devices import Placement
+from runtime.training.replica import Replica
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from runtime.draws import permutation
+from runtime.data.draws import permutation
 
 TEMPLATES = (
     "Explain {} to a curious ten-year-old.",

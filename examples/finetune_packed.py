@@ -26,18 +26,18 @@ import maskgen
 from maskgen.build import build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
-from runtime.attention import dense_mask
-from runtime.batches import StepPlan
-from runtime.buffers import Field, StaticInputs, input_slots
-from runtime.collectives import Group
-from runtime.compilation import size_recompile_limits
-from runtime.devices import Placement, enter_thread, place
+from runtime.data.plan import StepPlan
 from runtime.errors import NonFiniteError
-from runtime.exchange import GradientExchange
-from runtime.freeze import FreezeGuard
-from runtime.graph import GraphPool, StaticStep
-from runtime.optimizer import AdamWSettings, FlatAdamW
 from runtime.options import Command
+from runtime.ranks.collectives import Group
+from runtime.ranks.devices import Placement, enter_thread, place
+from runtime.static.attention import dense_mask
+from runtime.static.buffers import Field, StaticInputs, input_slots
+from runtime.static.compilation import size_recompile_limits
+from runtime.static.exchange import GradientExchange
+from runtime.static.freeze import FreezeGuard
+from runtime.static.graph import GraphPool, StaticStep
+from runtime.static.optimizer import AdamWSettings, FlatAdamW
 
 # --- 1. The masks: one cache entry a row length --------------------------------------------------
 

@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from runtime.errors import ConfigError, TargetNotFoundError
-from runtime.target import Target
+from runtime.target.model import Target
 
 NAME = "packed_documents"
 compiled_flex = torch.compile(flex_attention, fullgraph=True, dynamic=False)

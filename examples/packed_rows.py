@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.chat import Skipped, check_messages
-from runtime.counts import Counts
 from runtime.errors import ConfigError, NoSamplesError
-from runtime.text import open_prompts, read_records
+from runtime.prompts.conversation import Skipped, check_messages
+from runtime.prompts.counts import Counts
+from runtime.prompts.records import open_prompts, read_records
 
 Row = dict[str, Tensor]
 """One row of L tokens by the names of a step's inputs: ``input_ids`` int64 ``[L]``; ``doc_offsets``

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 import click
 
 from maskgen.border import after_result
+from runtime.dflash.scores import DrafterScore, EvaluationResult, Mismatch
 from runtime.options import Command, config_options, devices_option, overriding
 from runtime.progress import Progress, say
-from runtime.scores import DrafterScore, EvaluationResult, Mismatch
 
 if TYPE_CHECKING:
     from runtime.config import Config
-    from runtime.dataset import Dataset
-    from runtime.drafter import Drafter, DrafterConfig
-    from runtime.speculate import Decoded
-    from runtime.target import Target
+    from runtime.data.dataset import Dataset
+    from runtime.dflash.drafter import Drafter, DrafterConfig
+    from runtime.dflash.speculate import Decoded
+    from runtime.target.model import Target
 
 RESULT_FILE = "evaluate.json"
 WARM_UP_TOKENS = 4
@@ -76,14 +76,14 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
         config: The run file.
         drafter_folder: A published drafter; the run's own if left out.
     """
-    from runtime.capabilities import DECODING, Request, check_request
-    from runtime.dataset import open_splits
-    from runtime.devices import enter_thread, place
-    from runtime.drafter_folder import CONFIG_FILE, TRAIN, same_target
+    from runtime.data.dataset import open_splits
+    from runtime.dflash.capabilities import DECODING, Request, check_request
+    from runtime.dflash.folder import CONFIG_FILE, TRAIN, same_target
     from runtime.errors import CheckpointError
     from runtime.export import load_published
-    from runtime.session import check_prepared, run_specs
-    from runtime.target import Target
+    from runtime.ranks.devices import enter_thread, place
+    from runtime.target.model import Target
+    from runtime.training.inputs import check_prepared, run_specs
 
     run_folder = Path(config.run.folder)
     folder = Path(drafter_folder) if drafter_folder else run_folder / "drafter"
@@ -119,7 +119,7 @@ def keep_result(config: "Config", result: EvaluationResult, *, draw: bool) -> No
         OSError: The file cannot be written.
     """
     from cache.causes import naming
-    from runtime.picture import draw_run
+    from runtime.training.picture import draw_run
 
     folder = Path(config.run.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,8 +140,8 @@ def _untrained(
     """Where a run's drafter starts from; of a drafter that reads other layers, a random start."""
     import torch
 
+    from runtime.dflash.initialise import initial_drafter, random_start
     from runtime.export import servable
-    from runtime.initialise import initial_drafter, random_start
 
     if network.target_layer_ids == heldout.layer_ids:
         scale = torch.tensor(heldout.feature_scale, dtype=torch.float32, device=target.device)
@@ -170,8 +170,8 @@ def evaluate_drafter(
     Raises:
         NoSamplesError: No held-out sample has a prompt and an answer that is not repetition.
     """
-    from runtime.answers import distinct_share
-    from runtime.speculate import DraftSession, greedy
+    from runtime.data.answers import distinct_share
+    from runtime.dflash.speculate import DraftSession, greedy
 
     prompts = {i: _prompt(dataset, i) for i in range(len(dataset))}
     usable = {i: prompt for i, prompt in prompts.items() if prompt}
@@ -216,7 +216,7 @@ def evaluate_drafter(
 
 
 def _no_prompts(dataset: "Dataset", without_prompt: int, repetitive: int) -> Exception:
-    from runtime.data_folder import PREPARE
+    from runtime.data.folder import PREPARE
     from runtime.errors import NoSamplesError
 
     return NoSamplesError(
@@ -265,7 +265,7 @@ def _compare(
 ) -> Mismatch | None:
     if tuple(speculative) == tuple(greedy):
         return None
-    from runtime.speculate import choice_gap
+    from runtime.dflash.speculate import choice_gap
 
     longest = max(len(speculative), len(greedy))
     tokens = [[*text, *[None] * (longest - len(text))] for text in (speculative, greedy)]

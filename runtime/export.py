@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from runtime.drafter import Drafter, DrafterConfig
-    from runtime.saved_state import Checkpoint
+    from runtime.dflash.drafter import Drafter, DrafterConfig
+    from runtime.training.saved_state import Checkpoint
 
 MASTER = "master."
 """Prefix of the fp32 weights in a checkpoint."""
@@ -43,9 +43,9 @@ def main(
     config_path: str, settings: tuple[str, ...], step: int | None, out: str | None, as_json: bool
 ) -> None:
     """Write a checkpoint as a drafter folder that SGLang and vLLM serve."""
-    from runtime.capabilities import EXPORT, Request, check_request
     from runtime.config import read_config
-    from runtime.session import run_specs
+    from runtime.dflash.capabilities import EXPORT, Request, check_request
+    from runtime.training.inputs import run_specs
 
     config = read_config(config_path, overriding(config_path, settings))
     specs = run_specs(config) if config.masks else {}
@@ -69,7 +69,7 @@ def servable(drafter: "Drafter", feature_scale: "Tensor | None" = None) -> "Draf
     Returns:
         The drafter.
     """
-    from runtime.drafter import fold_feature_scale
+    from runtime.dflash.drafter import fold_feature_scale
 
     drafter.requires_grad_(False).eval()
     if feature_scale is not None:
@@ -107,9 +107,9 @@ def save_published(
     """
     import torch
 
-    from runtime.drafter import fold_feature_scale
-    from runtime.drafter_folder import CONFIG_FILE, WEIGHTS_FILE, replace_files
-    from runtime.tensor_file import save_tensors
+    from runtime.dflash.drafter import fold_feature_scale
+    from runtime.dflash.folder import CONFIG_FILE, WEIGHTS_FILE, replace_files
+    from runtime.files.tensors import save_tensors
 
     where = Path(folder)
     _check_weights("the weights to publish", config, weights)
@@ -156,8 +156,8 @@ def load_published(
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from runtime.drafter import Drafter
-    from runtime.drafter_folder import WEIGHTS_FILE, WRITTEN, check_files, read_network
+    from runtime.dflash.drafter import Drafter
+    from runtime.dflash.folder import WEIGHTS_FILE, WRITTEN, check_files, read_network
     from runtime.errors import CheckpointError
 
     where = Path(folder)
@@ -188,8 +188,8 @@ def export_checkpoint(checkpoint: "Checkpoint", folder: Path) -> Path:
     """
     import torch
 
-    from runtime.drafter import DrafterConfig
-    from runtime.embedding import serving_note
+    from runtime.dflash.drafter import DrafterConfig
+    from runtime.dflash.embedding import serving_note
     from runtime.errors import NothingLearnedError
 
     published = dict(checkpoint.drafter)
@@ -221,9 +221,9 @@ def run_of(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":
-    from runtime.checkpoint import find_checkpoints, newest_good
-    from runtime.drafter_folder import TRAIN
+    from runtime.dflash.folder import TRAIN
     from runtime.errors import CheckpointError
+    from runtime.training.checkpoint import find_checkpoints, newest_good
 
     found = find_checkpoints(root)
     chosen = [item for item in found if step in (None, item.step)]
@@ -246,7 +246,7 @@ def _choose_checkpoint(root: Path, step: int | None) -> "Checkpoint":
 
 
 def _check_weights(what: str, config: "DrafterConfig", weights: "Mapping[str, Tensor]") -> None:
-    from runtime.drafter import Drafter
+    from runtime.dflash.drafter import Drafter
     from runtime.errors import CheckpointError
 
     drafter = Drafter(config, device="meta")

@@ -10,9 +10,9 @@ from runtime.options import Command, devices_option
 from runtime.progress import say
 
 if TYPE_CHECKING:
-    from runtime.chat_template import ChatTemplate
-    from runtime.speculate import DraftSession
-    from runtime.target import Target
+    from runtime.dflash.speculate import DraftSession
+    from runtime.prompts.template import ChatTemplate
+    from runtime.target.model import Target
 
 DEFAULT_TARGET = "smollm2-135m"
 
@@ -56,13 +56,13 @@ def main(
     as_json: bool,
 ) -> None:
     """Answer a prompt by draft and verify: the target's own greedy text, in fewer calls."""
-    from runtime.chat_template import ChatTemplate, TemplateChoice
-    from runtime.devices import enter_thread, place
-    from runtime.drafter_folder import read_target_record, same_target
+    from runtime.dflash.folder import read_target_record, same_target
+    from runtime.dflash.speculate import DraftSession
     from runtime.errors import ConfigError, TargetNotFoundError
     from runtime.export import load_published
-    from runtime.speculate import DraftSession
-    from runtime.target import Target
+    from runtime.prompts.template import ChatTemplate, TemplateChoice
+    from runtime.ranks.devices import enter_thread, place
+    from runtime.target.model import Target
 
     if not prompt.strip():
         raise ConfigError("--prompt", prompt, "must not be empty")
@@ -129,9 +129,9 @@ def stream_text(
     Raises:
         ConfigError: The prompt is no text, the template refuses it, or it is too long.
     """
-    from runtime.chat import Skipped, check_messages
     from runtime.errors import ConfigError
-    from runtime.supervision import tokenise
+    from runtime.prompts.conversation import Skipped, check_messages
+    from runtime.prompts.supervision import tokenise
 
     try:
         messages = check_messages([{"role": "user", "content": prompt}])

@@ -9,7 +9,7 @@ from types import FrameType
 
 import click
 
-from runtime.stopping import handling
+from runtime.signals import handling
 
 
 class Stopped(BaseException):

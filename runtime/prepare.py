@@ -14,13 +14,13 @@ from runtime.progress import say
 
 if TYPE_CHECKING:
     from runtime.config import Config
-    from runtime.counts import Counts
-    from runtime.dataset import Sample
-    from runtime.devices import Placement
-    from runtime.text import Record
+    from runtime.data.dataset import Sample
+    from runtime.prompts.counts import Counts
+    from runtime.prompts.records import Record
+    from runtime.ranks.devices import Placement
 
 RULES = 4
-"""Raised whenever the rules of ``runtime.samples`` change what a folder holds."""
+"""Raised whenever the rules of ``runtime.data.samples`` change what a folder holds."""
 WRITTEN = {"counts", "dropped", "noted", "places", "split", "target"}
 """What ``meta.json`` must have to be shown again or divided anew."""
 DROPPED = "dropped: "
@@ -71,16 +71,16 @@ def prepare(config: "Config") -> dict[str, Any]:
             another process writes other data there.
         LaterFormatError: The folder holds data of a later release.
     """
-    from runtime.capabilities import Request, check_request
-    from runtime.counts import Counts
-    from runtime.data_folder import check_writable, state_of
-    from runtime.dataset import read_samples
-    from runtime.devices import place
+    from runtime.data.dataset import read_samples
+    from runtime.data.folder import check_writable, state_of
+    from runtime.dflash.capabilities import Request, check_request
     from runtime.errors import NoSamplesError
-    from runtime.session import run_specs
-    from runtime.target_files import find_target
-    from runtime.targets import fit_drafter
-    from runtime.text import open_prompts, read_records
+    from runtime.prompts.counts import Counts
+    from runtime.prompts.records import open_prompts, read_records
+    from runtime.ranks.devices import place
+    from runtime.target.files import find_target
+    from runtime.training.inputs import run_specs
+    from runtime.training.targets import fit_drafter
 
     # One device does all the work here, so it gets the cores that workers would share.
     device = config.run.devices.split(",")[0]
@@ -129,7 +129,7 @@ def largest_context(config: "Config") -> int:
         ConfigError: ``[masks]`` has no entry of the run's name.
         MaskSpecError: ``[masks]`` is wrong.
     """
-    from runtime.session import run_specs
+    from runtime.training.inputs import run_specs
 
     return max(run_specs(config))
 
@@ -160,8 +160,8 @@ def _kept(folder: Path, key: str) -> dict[str, Any] | None:
         DatasetError: The folder cannot be read, and holds something else than prepared data.
         LaterFormatError: It holds data of a later release.
     """
-    from runtime.data_folder import PREPARE, check_replaceable, read_meta
-    from runtime.dataset import open_splits
+    from runtime.data.dataset import open_splits
+    from runtime.data.folder import PREPARE, check_replaceable, read_meta
     from runtime.errors import DatasetError
 
     try:
@@ -188,15 +188,15 @@ def _make(
 
     ``prompts`` are the digests of the files that the records are from.
     """
-    from runtime.answer_store import AnswerStore
-    from runtime.chat_template import TemplateChoice
-    from runtime.counts import ordered
-    from runtime.devices import enter_thread
-    from runtime.embedding import fed_scale
+    from runtime.data.answer_store import AnswerStore
+    from runtime.data.samples import SampleMaker, to_samples
+    from runtime.dflash.embedding import fed_scale
     from runtime.errors import NoSamplesError
-    from runtime.samples import SampleMaker, to_samples
-    from runtime.session import sample_settings
-    from runtime.target import Target
+    from runtime.prompts.counts import ordered
+    from runtime.prompts.template import TemplateChoice
+    from runtime.ranks.devices import enter_thread
+    from runtime.target.model import Target
+    from runtime.training.inputs import sample_settings
 
     context = largest_context(config)
     enter_thread(placement.devices[0], placement.threads)
@@ -251,9 +251,9 @@ def _write(
 
     ``seen`` is what stood there when this began.
     """
-    from runtime.dataset import write_dataset
+    from runtime.data.dataset import write_dataset
+    from runtime.data.samples import split
     from runtime.errors import NoSamplesError
-    from runtime.samples import split
 
     asked = settings["heldout"]
     train, heldout = split(samples, asked, settings["seed"], file=settings["heldout_from"])
@@ -287,8 +287,8 @@ def _key(
 
     ``prompts`` are the digests of the files as they were read.
     """
-    from runtime.chat_template import TemplateChoice
-    from runtime.session import sample_settings
+    from runtime.prompts.template import TemplateChoice
+    from runtime.training.inputs import sample_settings
 
     data = config.data
     document = {

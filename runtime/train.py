@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.config import Config
-    from runtime.outcome import StepCounts
-    from runtime.processes import Processes
-    from runtime.session import Session
-    from runtime.trainer import RunResult
+    from runtime.ranks.processes import Processes
+    from runtime.training.inputs import Session
+    from runtime.training.outcome import StepCounts
+    from runtime.training.trainer import RunResult
 
 
 @click.command(cls=Command)
@@ -71,8 +71,8 @@ def main(
 
     overrides = overriding(config_path, settings, options)
     config = read_config(config_path, overrides)
-    from runtime.processes import join_processes
-    from runtime.run_folder import held
+    from runtime.ranks.processes import join_processes
+    from runtime.training.run_folder import held
 
     processes = join_processes()
 
@@ -124,7 +124,7 @@ def train(
         config: The run file.
         config_path: Its path, named in errors.
         fresh: Delete the run folder's checkpoints first.
-        save_artifacts: Save what the warm-up compiled, see ``runtime.artifacts``.
+        save_artifacts: Save what the warm-up compiled, see ``runtime.static.artifacts``.
         trust_artifacts: Load it; it is code.
         processes: All that train together; this one alone if left out.
         show: Takes how the run ended and the rows of its closing table, before the export.
@@ -135,32 +135,32 @@ def train(
     import torch
 
     import cache
-    from runtime.artifacts import WarmUp
-    from runtime.capabilities import Request
-    from runtime.checkpoint import check_writable, remove_checkpoints
-    from runtime.devices import enter_thread, place
-    from runtime.drafter_folder import target_record
-    from runtime.embedding import fed_scale, serving_note
+    from runtime.dflash.capabilities import Request
+    from runtime.dflash.embedding import fed_scale, serving_note
+    from runtime.dflash.folder import target_record
+    from runtime.dflash.initialise import initial_drafter
     from runtime.export import save_published
-    from runtime.initialise import initial_drafter
-    from runtime.outcome import check_learned
-    from runtime.picture import draw_run
-    from runtime.processes import single_process
-    from runtime.run_folder import (
+    from runtime.ranks.devices import enter_thread, place
+    from runtime.ranks.processes import single_process
+    from runtime.static.artifacts import WarmUp
+    from runtime.target.model import Target
+    from runtime.training.checkpoint import check_writable, remove_checkpoints
+    from runtime.training.inputs import open_session, run_specs
+    from runtime.training.outcome import check_learned
+    from runtime.training.picture import draw_run
+    from runtime.training.run_folder import (
         finish,
         starting_point,
         write_run_file,
     )
-    from runtime.session import open_session, run_specs
-    from runtime.target import Target
-    from runtime.targets import (
+    from runtime.training.targets import (
         check_target,
         fit_drafter,
         frozen_targets,
         place_targets,
         remote_targets,
     )
-    from runtime.trainer import Trainer, nothing_run
+    from runtime.training.trainer import Trainer, nothing_run
 
     processes = processes or single_process()
     report = say if processes.leads else _say_nothing
@@ -297,7 +297,7 @@ def _record(config: "Config", result: "RunResult") -> dict[str, Any]:
 def _closing_rows(
     config: "Config", session: "Session", result: "RunResult", first_step: int
 ) -> dict[str, Any]:
-    from runtime.picture import PICTURE_FILE
+    from runtime.training.picture import PICTURE_FILE
 
     folder = Path(config.run.folder)
     count = result.steps - first_step
@@ -337,7 +337,7 @@ def _unlearned_rows(counts: "StepCounts") -> dict[str, str]:
 
 def _counts_of_leader(processes: "Processes", state: "Mapping[str, Tensor] | None") -> "StepCounts":
     """What became of the steps of a finished run, whose state process 0 has read."""
-    from runtime.outcome import StepCounts, step_counts
+    from runtime.training.outcome import StepCounts, step_counts
 
     mine = None if state is None else json.dumps(step_counts(state).as_dict())
     return StepCounts(**json.loads(processes.from_leader("counts", mine)))
@@ -345,8 +345,8 @@ def _counts_of_leader(processes: "Processes", state: "Mapping[str, Tensor] | Non
 
 def _agree_on_start(processes: "Processes", first_step: int, shaping: Mapping[str, Any]) -> int:
     """The step that process 0 begins with, if this process sees what that one sees."""
-    from runtime.differences import told_differences
     from runtime.errors import TrainingError
+    from runtime.training.differences import told_differences
 
     mine = json.dumps({"step": first_step, "shaping": shaping}) if processes.leads else None
     start = json.loads(processes.from_leader("start", mine))

@@ -17,12 +17,12 @@ from maskgen.families import families
 from maskgen.picture import entry_kinds
 from maskgen.spec import read_specs
 from maskgen.verify import verify_deep
+from runtime.dflash.initialise import random_start
+from runtime.dflash.speculate import DraftSession, greedy
 from runtime.export import load_published, save_published
-from runtime.initialise import random_start
-from runtime.metrics import read_metrics
-from runtime.optimizer import AdamWSettings, FlatAdamW
-from runtime.speculate import DraftSession, greedy
-from runtime.target import Target
+from runtime.static.optimizer import AdamWSettings, FlatAdamW
+from runtime.target.model import Target
+from runtime.training.metrics import read_metrics
 from tests.maskgen.families.cases import CASES
 from tests.runtime.tiny_llama import save_target
 from tests.runtime.tiny_run import (

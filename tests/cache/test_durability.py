@@ -13,7 +13,7 @@ from cache import place
 from maskgen.attest import certify_version
 from maskgen.build import build
 from maskgen.spec import read_specs
-from runtime.checkpoint import find_checkpoints, save_checkpoint
+from runtime.training.checkpoint import find_checkpoints, save_checkpoint
 from tests.cache.samples import entries, published
 
 

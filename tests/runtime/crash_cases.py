@@ -9,19 +9,25 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime import file_digests, unpacked
-from runtime.answer_store import AnswerStore
-from runtime.answers import Answer
-from runtime.checkpoint import newest_good, own_checkpoints, remove_checkpoints, save_checkpoint
-from runtime.data_folder import check_writable, path_of, state_of
-from runtime.dataset import Dataset, Sample, open_splits, write_dataset
-from runtime.drafter_config import DrafterConfig
-from runtime.drafter_folder import read_target_record
+from runtime.data.answer_store import AnswerStore
+from runtime.data.answers import Answer
+from runtime.data.dataset import Dataset, Sample, open_splits, write_dataset
+from runtime.data.folder import check_writable, path_of, state_of
+from runtime.dflash.config import DrafterConfig
+from runtime.dflash.folder import read_target_record
 from runtime.errors import CheckpointError, DatasetError
 from runtime.export import load_published, save_published
-from runtime.metrics import MetricsLog, read_metrics
-from runtime.sealed import read_sealed, write_sealed
-from runtime.target_files import TargetFiles
+from runtime.files import digests
+from runtime.files.sealed import read_sealed, write_sealed
+from runtime.target import gguf_copy
+from runtime.target.files import TargetFiles
+from runtime.training.checkpoint import (
+    newest_good,
+    own_checkpoints,
+    remove_checkpoints,
+    save_checkpoint,
+)
+from runtime.training.metrics import MetricsLog, read_metrics
 
 GOLDEN = Path(__file__).parent / "golden" / "format1"
 
@@ -238,7 +244,7 @@ class Export:
         self.write(folder, 2 + who)
 
     def write(self, folder, value):
-        from runtime.drafter import Drafter
+        from runtime.dflash.drafter import Drafter
 
         weights = {
             name: torch.full(tensor.shape, float(value))
@@ -379,12 +385,12 @@ class Unpack:
         outline = SimpleNamespace(tokenizer=SimpleNamespace(save_pretrained=save_tokenizer))
         model = SimpleNamespace(save_pretrained=save_model)
         with (
-            mock.patch.object(unpacked, "read_outline", return_value=outline),
-            mock.patch.object(unpacked, "read_model", return_value=model),
-            mock.patch.object(unpacked, "_plain", lambda found: found),
+            mock.patch.object(gguf_copy, "read_outline", return_value=outline),
+            mock.patch.object(gguf_copy, "read_model", return_value=model),
+            mock.patch.object(gguf_copy, "_plain", lambda found: found),
             mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}),
         ):
-            found = unpacked.unpacked(files, "model.gguf")
+            found = gguf_copy.unpacked(files, "model.gguf")
         return None if found is files else found.folder
 
     def check(self, folder, codes):
@@ -410,11 +416,11 @@ class Digests:
 
     def digest(self, folder):
         with (
-            mock.patch.object(file_digests, "SETTLED_S", 0.0),
+            mock.patch.object(digests, "SETTLED_S", 0.0),
             mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}),
         ):
-            file_digests._known.clear()
-            return file_digests.sha256_of_files([folder / "weights"])[0]
+            digests._known.clear()
+            return digests.sha256_of_files([folder / "weights"])[0]
 
     def act(self, folder, who):
         self.digest(folder)

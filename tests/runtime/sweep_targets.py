@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from runtime.answers import answer_all
-from runtime.initialise import drafter_config, random_start
-from runtime.speculate import DraftSession, greedy
-from runtime.target import Target
-from runtime.target_outline import TargetOutline
+from runtime.data.answers import answer_all
+from runtime.dflash.initialise import drafter_config, random_start
+from runtime.dflash.speculate import DraftSession, greedy
+from runtime.target.model import Target
+from runtime.target.outline import TargetOutline
 from tests.runtime.tiny_llama import tiny_tokenizer
 
 VOCAB, LIMIT, WINDOW = 64, 20, 8

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from runtime.answer_store import AnswerStore
-from runtime.answers import Answer
-from runtime.metrics import MetricsLog
-from runtime.sealed import write_sealed
+from runtime.data.answer_store import AnswerStore
+from runtime.data.answers import Answer
+from runtime.files.sealed import write_sealed
+from runtime.training.metrics import MetricsLog
 from tests.cache.test_durability import Disk
 from tests.runtime.crash_cases import CASES
 

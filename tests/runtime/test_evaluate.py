@@ -5,15 +5,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from runtime import evaluate, speculate
+from runtime import evaluate
 from runtime.config import parse_config
-from runtime.dataset import Dataset
-from runtime.drafter_folder import target_record
+from runtime.data.dataset import Dataset
+from runtime.dflash import speculate
+from runtime.dflash.folder import target_record
+from runtime.dflash.initialise import drafter_config, initial_drafter, random_start
+from runtime.dflash.speculate import DraftSession, greedy
 from runtime.errors import CheckpointError, NoSamplesError
 from runtime.evaluate import evaluate_drafter
 from runtime.export import save_published
-from runtime.initialise import drafter_config, initial_drafter, random_start
-from runtime.speculate import DraftSession, greedy
 from tests.runtime.tiny_llama import prompts, save_dataset, save_target
 
 LAYER_IDS = (1, 2, 3)
@@ -298,7 +299,7 @@ def test_command_without_a_drafter(run_file):
 
 
 def test_prompts_that_were_rendered_otherwise_are_refused(run_file, monkeypatch):
-    monkeypatch.setattr("runtime.target.Target.load", None)
+    monkeypatch.setattr("runtime.target.model.Target.load", None)
     arguments = ["--config", str(run_file), "--set", "data.template.enable_thinking=false"]
     result = CliRunner().invoke(evaluate.main, arguments)
     assert result.exit_code == 1

@@ -9,12 +9,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
 from runtime import export
-from runtime.checkpoint import save_checkpoint
-from runtime.drafter import Drafter
-from runtime.drafter_folder import read_target_record, same_target, target_record
+from runtime.dflash.drafter import Drafter
+from runtime.dflash.folder import read_target_record, same_target, target_record
+from runtime.dflash.initialise import drafter_config, random_start
 from runtime.errors import CheckpointError
 from runtime.export import load_published, save_published, servable
-from runtime.initialise import drafter_config, random_start
+from runtime.training.checkpoint import save_checkpoint
 from tests.runtime.tiny_llama import tiny_target
 
 LAYER_IDS = (1, 2, 3)

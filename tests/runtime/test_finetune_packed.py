@@ -12,10 +12,10 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import LlamaForCausalLM
 
 import maskgen
-from runtime.devices import Placement
 from runtime.errors import ConfigError, NoSamplesError
-from runtime.graph import CaptureError
-from runtime.optimizer import AdamWSettings
+from runtime.ranks.devices import Placement
+from runtime.static.graph import CaptureError
+from runtime.static.optimizer import AdamWSettings
 from tests.runtime.tiny_llama import tiny_model, tiny_tokenizer
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.checkpoint import find_checkpoints, save_checkpoint
-from runtime.data_folder import read_meta
-from runtime.dataset import Dataset, Sample, open_splits, write_dataset
+from runtime.data.dataset import Dataset, Sample, open_splits, write_dataset
+from runtime.data.folder import read_meta
 from runtime.errors import DatasetError
+from runtime.training.checkpoint import find_checkpoints, save_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden" / "format1"
 META = {

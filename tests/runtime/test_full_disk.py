@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from maskgen.cli import main as maskgen
-from runtime.checkpoint import find_checkpoints
 from runtime.evaluate import main as evaluate
 from runtime.export import main as export
-from runtime.metrics import read_metrics
 from runtime.prepare import main as prepare
 from runtime.train import main as train
+from runtime.training.checkpoint import find_checkpoints
+from runtime.training.metrics import read_metrics
 from tests.full_disk import full_disk
 from tests.runtime.test_train import root as root  # the fixtures: a target, prompts, a run file
 from tests.runtime.test_train import trained as trained

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from runtime.answer_store import AnswerStore
-from runtime.chat import check_messages
 from runtime.config import parse_config
-from runtime.data_folder import path_of, read_meta
-from runtime.dataset import Dataset
+from runtime.data.answer_store import AnswerStore
+from runtime.data.dataset import Dataset
+from runtime.data.folder import path_of, read_meta
 from runtime.errors import ConfigError
 from runtime.prepare import largest_context, main
-from runtime.target import Target
+from runtime.prompts.conversation import check_messages
+from runtime.target.model import Target
 from tests.runtime.tiny_text import byte_target
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
@@ -232,7 +232,7 @@ def test_a_stopped_run_goes_on_where_it_was(run, tmp_path, monkeypatch, kept):
 SLOWLY = """
 import time
 from runtime.prepare import main
-from runtime.target import Target
+from runtime.target.model import Target
 extend = Target.extend
 Target.extend = lambda *args, **options: (time.sleep(0.1), extend(*args, **options))[1]
 main()

@@ -14,15 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 from maskgen.cli import main as maskgen
-from runtime.checkpoint import find_checkpoints
 from runtime.errors import ConfigError
 from runtime.evaluate import main as evaluate
 from runtime.export import main as export
 from runtime.generate import main as generate
-from runtime.metrics import read_metrics
 from runtime.prepare import main as prepare
-from runtime.run_folder import held
 from runtime.train import main as train
+from runtime.training.checkpoint import find_checkpoints
+from runtime.training.metrics import read_metrics
+from runtime.training.run_folder import held
 from tests.runtime.tiny_text import byte_target
 
 RUN_FILE = """
@@ -282,7 +282,9 @@ def test_a_mistake_is_told_in_one_line_before_the_target_is_loaded(
     root, trained, monkeypatch, options, code, message
 ):
     loads = []
-    monkeypatch.setattr("runtime.target.Target.load", lambda *args, **kwargs: loads.append(args))
+    monkeypatch.setattr(
+        "runtime.target.model.Target.load", lambda *args, **kwargs: loads.append(args)
+    )
     options = [option.format(root=root) for option in options]
     result = call(train, root, *options, "--set", f"run.folder={root}/new/run", code=code)
     assert result.stderr.startswith("Error: ")
@@ -299,7 +301,7 @@ def refused_late(monkeypatch):
     def refuse(*args):
         raise ConfigError("late", 1, "must show after the load")
 
-    monkeypatch.setattr("runtime.initialise.initial_drafter", refuse)
+    monkeypatch.setattr("runtime.dflash.initialise.initial_drafter", refuse)
 
 
 def test_a_run_that_is_refused_after_the_load_leaves_nothing_either(root, trained, refused_late):
@@ -314,7 +316,7 @@ def test_what_the_target_cannot_start_is_refused_before_its_weights_are_read(
     def never(*args, **options):
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("runtime.target.read_model", never)
+    monkeypatch.setattr("runtime.target.model.read_model", never)
     for command in (train, prepare):
         new = ["--set", f"data.folder={root}/none"] if command is prepare else ["--fresh"]
         refused = call(command, root, "--set", "drafter.num_layers=7", *new, code=2)
@@ -416,7 +418,7 @@ def test_help_loads_no_torch():
     [("max_new_tokens", "24", "9"), ("too_long", "'cut'", "'skip'"), ("heldout", "3", "2")],
 )
 def test_data_prepared_by_other_settings_are_refused(root, monkeypatch, name, held, asked):
-    monkeypatch.setattr("runtime.target.Target.load", None)
+    monkeypatch.setattr("runtime.target.model.Target.load", None)
     for command in (train, evaluate):
         setting = f"data.{name}={asked}"
         result = call(command, root, "--set", setting, code=1)

@@ -3,7 +3,7 @@
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from runtime.target import Target
+from runtime.target.model import Target
 from tests.runtime.tiny_llama import HIDDEN, LAYERS, tiny_tokenizer
 
 

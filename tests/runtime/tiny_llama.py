@@ -8,8 +8,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from runtime.dataset import Sample, write_dataset
-from runtime.target import Target
+from runtime.data.dataset import Sample, write_dataset
+from runtime.target.model import Target
 
 HIDDEN = 32
 LAYERS = 6

@@ -10,14 +10,14 @@ import cache
 from maskgen.build import build
 from maskgen.spec import read_specs
 from runtime.config import parse_config
-from runtime.dataset import Dataset, Sample, write_dataset
-from runtime.devices import enter_thread, place
-from runtime.drafter import Drafter, DrafterConfig
-from runtime.initialise import random_start
-from runtime.metrics import read_metrics
-from runtime.session import open_session
-from runtime.step import FrozenTarget
-from runtime.trainer import Trainer
+from runtime.data.dataset import Dataset, Sample, write_dataset
+from runtime.dflash.drafter import Drafter, DrafterConfig
+from runtime.dflash.initialise import random_start
+from runtime.dflash.objective import FrozenTarget
+from runtime.ranks.devices import enter_thread, place
+from runtime.training.inputs import open_session
+from runtime.training.metrics import read_metrics
+from runtime.training.trainer import Trainer
 
 HIDDEN, VOCAB, LAYERS = 16, 61, (1, 2)
 

@@ -4,7 +4,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from runtime.target import Target
+from runtime.target.model import Target
 from tests.runtime.tiny_llama import tiny_model
 
 SPECIALS = ["<unk>", "<s>", "</s>", "<pad>", "<|u|>", "<|a|>"]

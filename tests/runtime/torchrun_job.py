@@ -19,11 +19,11 @@ import torch
 import torch._dynamo
 from torch import distributed
 
-from runtime import pulse
-from runtime.checkpoint import find_checkpoints
 from runtime.config import parse_config
 from runtime.errors import TrainingError
-from runtime.processes import join_processes
+from runtime.ranks import pulse
+from runtime.ranks.processes import join_processes
+from runtime.training.checkpoint import find_checkpoints
 from tests.runtime.tiny_run import first_drafter, make_trainer
 
 STEPS = 24

@@ -12,23 +12,23 @@ import time
 
 import matplotlib.pyplot  # noqa: F401
 
-import runtime.artifacts
+import runtime.dflash.initialise
 import runtime.evaluate
 import runtime.export
-import runtime.initialise
-import runtime.picture
-import runtime.recorder
-import runtime.session
-import runtime.target
-from runtime.graph import StaticStep
+import runtime.static.artifacts
+import runtime.target.model
+import runtime.training.inputs
+import runtime.training.picture
+import runtime.training.recorder
+from runtime.static.graph import StaticStep
 from runtime.train import main
 
 PHASES = {
     "none": None,
-    "loading": (runtime.target.Target, "load", 60.0),
+    "loading": (runtime.target.model.Target, "load", 60.0),
     "warm-up": (StaticStep, "warm_up", 60.0),
-    "pause": (runtime.target.Target, "load", 1.0),
-    "save": (runtime.recorder, "save_checkpoint", 1.0),
+    "pause": (runtime.target.model.Target, "load", 1.0),
+    "save": (runtime.training.recorder, "save_checkpoint", 1.0),
     "export": (runtime.export, "save_published", 60.0),
 }
 
@@ -61,7 +61,7 @@ def become_command(request):
 
 def serve(target):
     # Loads the rest of what a command imports.
-    runtime.target.Target.load(target)
+    runtime.target.model.Target.load(target)
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

@@ -17,12 +17,12 @@ import transformers
 from click.testing import CliRunner
 
 from maskgen.cli import main as maskgen
-from runtime.dataset import Dataset
+from runtime.data.dataset import Dataset
+from runtime.dflash.speculate import greedy
 from runtime.evaluate import main as evaluate
 from runtime.generate import main as generate
 from runtime.prepare import main as prepare
-from runtime.speculate import greedy
-from runtime.target import Target
+from runtime.target.model import Target
 from runtime.train import main as train
 from tests.runtime.tiny_text import byte_tokenizer
 

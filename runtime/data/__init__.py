@@ -1,0 +1,1 @@
+"""Samples: answered, stored, planned into steps."""

@@ -1,0 +1,317 @@
+"""Records into samples: tokenise, let the target answer, filter, and count what was left out.
+
+Rules, in this order:
+
+* A conversation that ends with the user is answered greedily; one that ends with an answer is
+  taken as it is. A prompt seen before is dropped.
+* Plain text is cut into pieces of the largest context, the last one being what is left. Every
+  token of a piece but its first is supervised; a drafting test starts in its middle.
+* A sample longer than the largest context is cut, skipped or refused (``data.too_long``). A prompt
+  that leaves no room for the shortest answer is dropped, or refused, as it cannot be cut.
+* A sample with fewer supervised tokens than ``data.min_answer_tokens`` is dropped.
+* Answers are kept as they come (``runtime.data.answer_store``), and those that are there are taken.
+* An answer of which fewer than ``data.min_distinct_4grams`` of the 4-grams are distinct is
+  repetition and dropped. Only answers of the target are judged.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.config import DataConfig
+from runtime.data.answer_store import AnswerStore
+from runtime.data.answers import Answer, answer_all, distinct_share, step_count
+from runtime.data.dataset import Sample
+from runtime.data.features import features_of, is_finite, scale_of
+from runtime.errors import SampleTooLongError
+from runtime.progress import Progress, say
+from runtime.prompts.conversation import Skipped, check_messages
+from runtime.prompts.counts import Counts, shown
+from runtime.prompts.records import Record
+from runtime.prompts.supervision import tokenise
+from runtime.prompts.template import ChatTemplate, TemplateChoice
+from runtime.prompts.tokenisation import bos_tokens, token_ids
+from runtime.target.model import Target
+
+SCALE_SAMPLES = 64
+"""Samples that ``feature_scale`` is measured on where features are not stored."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Draft:
+    """A sample in the making."""
+
+    identity: str
+    """SHA-256 of its prompt; decides the split."""
+    source: str
+    file: int = 0
+    """Which of the prompt files it is from."""
+    input_ids: list[int]
+    loss_mask: list[int]
+    prompt_len: int
+    features: Tensor | None = None
+    is_open: bool = False
+    """Whether it still has to be answered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleMaker:
+    """Turns records into samples for one target and one set of rules."""
+
+    target: Target
+    data: DataConfig
+    context: int
+    """Longest sample, in tokens: the largest context of the mask entries."""
+    layer_ids: tuple[int, ...]
+    store: bool
+    """Whether samples keep their features."""
+    answers: AnswerStore
+    counts: Counts
+
+    def make(self, records: Sequence[Record]) -> list[Draft]:
+        """All samples of the records, in their order.
+
+        Raises:
+            ConfigError: There are conversations, and the target has no chat template as asked.
+            SampleTooLongError: A sample is too long and ``data.too_long`` is ``refuse``.
+        """
+        drafts: list[Draft] = []
+        seen: set[str] = set()
+        template = None
+        for record in records:
+            if record.text is None and template is None:
+                choice = TemplateChoice.read(self.data.chat_template, self.data.template)
+                template = ChatTemplate.of(self.target.tokenizer, choice)
+            for draft in self._tokenise(record, template):
+                if draft.identity in seen:
+                    self.counts.drop("duplicate prompt", draft.source)
+                    continue
+                seen.add(draft.identity)
+                drafts.append(replace(draft, file=record.file))
+        drafts = [draft for draft in drafts if self._is_readable(draft)]
+        drafts = self._answer(drafts)
+        kept = [fitted for draft in drafts if (fitted := self._fit(draft)) is not None]
+        return self._with_features(kept) if self.store else kept
+
+    def feature_scale(self, drafts: Sequence[Draft]) -> list[float]:
+        """Root mean square of each layer's features, K numbers.
+
+        Stored features are all used, else those of the first samples; held-out ones too, so that
+        the split is free to change.
+        """
+        if self.store:
+            found = [draft.features for draft in drafts if draft.features is not None]
+        else:
+            first = [draft.input_ids for draft in drafts[:SCALE_SAMPLES]]
+            found = features_of(self.target, self.layer_ids, first)
+        return scale_of(found, len(self.layer_ids))
+
+    def _tokenise(self, record: Record, template: ChatTemplate | None) -> list[Draft]:
+        if record.text is not None:
+            return self._cut_text(record.source, record.text)
+        assert template is not None, "made with the first conversation"
+        try:
+            messages = check_messages(record.messages)
+            conversation = tokenise(template, messages, self.target.eos_token_ids)
+        except Skipped as skipped:
+            self.counts.drop(skipped.reason, record.source, shown(skipped.detail, 80))
+            return []
+        self.counts.noted.update(conversation.notes)
+        is_open = messages[-1]["role"] == "user"
+        return [
+            Draft(
+                identity=_identity(messages if is_open else messages[:-1]),
+                source=record.source,
+                input_ids=conversation.input_ids,
+                loss_mask=conversation.loss_mask,
+                prompt_len=_last_answer_start(conversation.loss_mask),
+                is_open=is_open,
+            )
+        ]
+
+    def _cut_text(self, source: str, text: str) -> list[Draft]:
+        """Pieces of a plain text, each begun as the tokenizer begins a text.
+
+        The target reads a piece by itself, and so does a server: models that know a BOS token
+        park much of their attention on it and are lost without one, in the middle of a text too.
+        """
+        bos = bos_tokens(self.target.tokenizer)
+        ids = token_ids(self.target.tokenizer, text)
+        ids = ids[len(bos) :] if ids[: len(bos)] == bos else ids
+        size = self.context - len(bos)
+        pieces = [bos + ids[i : i + size] for i in range(0, len(ids), size)]
+        return [
+            Draft(
+                identity=_identity(piece),
+                source=source,
+                input_ids=piece,
+                loss_mask=[0] + [1] * (len(piece) - 1),
+                prompt_len=max(1, len(piece) // 2),
+            )
+            for piece in pieces
+        ]
+
+    def _is_readable(self, draft: Draft) -> bool:
+        """Whether the target can be given the tokens."""
+        if not draft.input_ids:
+            self.counts.drop("no tokens", draft.source)
+            return False
+        if not all(0 <= token < self.target.vocab_size for token in draft.input_ids):
+            self.counts.drop("token outside the embedding", draft.source)
+            return False
+        return True
+
+    def _answer(self, drafts: list[Draft]) -> list[Draft]:
+        """Answer what is open; drafts that have their answers pass through in place."""
+        open_drafts: dict[int, Draft] = {}
+        finished: dict[int, Draft] = {}
+        for index, draft in enumerate(drafts):
+            if not draft.is_open:
+                finished[index] = draft
+            elif len(draft.input_ids) + self.data.min_answer_tokens <= self.context:
+                open_drafts[index] = draft
+            else:
+                self._refuse_if_asked(draft, len(draft.input_ids) + self.data.min_answer_tokens)
+                self.counts.drop("prompt too long", draft.source)
+        prompts = [draft.input_ids for draft in open_drafts.values()]
+        # One token more than fits shows that an answer is too long.
+        limits = [
+            min(self.data.max_new_tokens, self.context - len(prompt) + 1) for prompt in prompts
+        ]
+        answers = self._generate(prompts, limits) if prompts else []
+        for (index, draft), answer in zip(open_drafts.items(), answers, strict=True):
+            self.counts.noted["answered"] += 1
+            self.counts.noted["answer tokens"] += len(answer.token_ids)
+            self.counts.noted["answers ended by the model"] += answer.ended
+            if distinct_share(answer.token_ids) < self.data.min_distinct_4grams:
+                self.counts.drop("repetition", draft.source)
+                continue
+            finished[index] = replace(
+                draft,
+                input_ids=draft.input_ids + answer.token_ids,
+                loss_mask=draft.loss_mask + [1] * len(answer.token_ids),
+                is_open=False,
+            )
+        return [finished[index] for index in sorted(finished)]
+
+    def _generate(self, prompts: list[list[int]], limits: list[int]) -> list[Answer]:
+        found = self.answers.find(prompts, limits)
+        missing = [row for row in range(len(prompts)) if row not in found]
+        label = f"answering {len(missing)} prompts"
+        if found:
+            label += f" ({len(found)} answers are there)"
+        if not missing:
+            say(label)
+            return [found[row] for row in range(len(prompts))]
+        self.answers.check_writable()
+        asked = [prompts[row] for row in missing]
+        most = [limits[row] for row in missing]
+        batch = self.data.batch
+        with Progress(label, step_count(asked, most, batch)) as progress:
+            for answers in answer_all(
+                self.target, asked, most, batch=batch, advance=progress.advance
+            ):
+                self.answers.add([asked[row] for row in answers], list(answers.values()))
+                found |= {missing[row]: answer for row, answer in answers.items()}
+        return [found[row] for row in range(len(prompts))]
+
+    def _fit(self, draft: Draft) -> Draft | None:
+        """Apply the rules on length and supervision; None when the sample is dropped."""
+        if len(draft.input_ids) > self.context:
+            self._refuse_if_asked(draft, len(draft.input_ids))
+            if self.data.too_long == "skip":
+                self.counts.drop("longer than the largest context", draft.source)
+                return None
+            self.counts.noted["cut at the largest context"] += 1
+            loss_mask = draft.loss_mask[: self.context]
+            draft = replace(
+                draft,
+                input_ids=draft.input_ids[: self.context],
+                loss_mask=loss_mask,
+                prompt_len=_last_answer_start(loss_mask),
+            )
+        if sum(draft.loss_mask) < self.data.min_answer_tokens:
+            self.counts.drop("too few supervised tokens", draft.source)
+            return None
+        return draft
+
+    def _refuse_if_asked(self, draft: Draft, length: int) -> None:
+        if self.data.too_long == "refuse":
+            raise SampleTooLongError(
+                f"{draft.source} needs at least {length} tokens, the largest context of the mask "
+                f"entries is {self.context}; set data.too_long to cut or skip, or add a larger one"
+            )
+
+    def _with_features(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """The drafts whose features are finite, with them."""
+        found = features_of(self.target, self.layer_ids, [draft.input_ids for draft in drafts])
+        kept = []
+        for draft, features in zip(drafts, found, strict=True):
+            if is_finite(features):
+                kept.append(replace(draft, features=features))
+            else:
+                self.counts.drop("features not finite", draft.source)
+        return kept
+
+
+def split(
+    samples: Sequence[Sample], heldout: int, seed: int, *, file: int | None = None
+) -> tuple[list[Sample], list[Sample]]:
+    """Keep ``heldout`` samples out of training, chosen by the hash of seed and prompt.
+
+    Args:
+        samples: All of them, in any order; identities differ.
+        heldout: How many to keep out.
+        seed: Keys the choice.
+        file: Choose among the samples of this prompt file only; of all files when None.
+
+    Returns:
+        Train and held-out samples, each in the order given.
+    """
+    eligible = [sample for sample in samples if file is None or sample.file == file]
+    ranked = sorted(eligible, key=lambda sample: _sha256(f"{seed}:{sample.identity}"))
+    chosen = {sample.identity for sample in ranked[:heldout]}
+    return (
+        [sample for sample in samples if sample.identity not in chosen],
+        [sample for sample in samples if sample.identity in chosen],
+    )
+
+
+def to_samples(drafts: Sequence[Draft]) -> list[Sample]:
+    """What is written of drafts."""
+    return [
+        Sample(
+            input_ids=torch.tensor(draft.input_ids, dtype=torch.int32, device="cpu"),
+            loss_mask=torch.tensor(draft.loss_mask, dtype=torch.uint8, device="cpu"),
+            prompt_len=draft.prompt_len,
+            features=draft.features,
+            identity=draft.identity,
+            file=draft.file,
+            index=index,
+        )
+        for index, draft in enumerate(drafts)
+    ]
+
+
+def _last_answer_start(loss_mask: Sequence[int]) -> int:
+    """Where the last run of supervised tokens begins; the length when there is none."""
+    end = len(loss_mask)
+    while end and not loss_mask[end - 1]:
+        end -= 1
+    start = end
+    while start and loss_mask[start - 1]:
+        start -= 1
+    return start if end else len(loss_mask)
+
+
+def _identity(content: Any) -> str:
+    return _sha256(json.dumps(content, sort_keys=True))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

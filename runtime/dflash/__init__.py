@@ -1,0 +1,1 @@
+"""DFlash: drafter, objective, decoding, and the folder that servers read."""

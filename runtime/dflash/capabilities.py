@@ -1,0 +1,262 @@
+"""What a run may ask for that a part of the product cannot do yet: one table, asked at every door.
+
+``prepare`` asks it before a prompt is answered and ``train`` before the target is loaded, so a row
+never costs anybody an hour. Whoever teaches a part something new takes out its row.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from maskgen.block_mask import check_gpu_limits
+from maskgen.errors import UnsupportedMaskError
+from maskgen.families import families
+from maskgen.spec import MaskSpec
+from runtime.config import Config
+from runtime.dflash.config import DrafterConfig
+from runtime.dflash.likeness import unlike
+from runtime.errors import ConfigError
+from runtime.ranks.devices import Placement
+from runtime.target.outline import TargetOutline
+
+STEP = "the training step"
+DECODING = "decoding"
+EXPORT = "export"
+SHARING = "sharing a batch"
+HAND_OVER = "handing features over"
+GPU_ATTENTION = "attention on a GPU"
+HIDDEN_STATES = "reading hidden states"
+STARTING = "starting from the target's layers"
+
+KIND_OF_ANCHORS = {"layouts": "layouts", "data": "parametric"}
+"""Kind of the mask entries by ``train.anchors``."""
+DRAFTED: Mapping[str, tuple[Any, ...]] = {"in_block": ("default", "bidirectional")}
+"""Values of a mask parameter that decoding and export follow, where its default is not the only
+one. All else that an entry may say is refused, so a new parameter is, too."""
+FREE = ("draft_block_size", "convention")
+"""Mask parameters of which every value is followed; a convention is of sliding layers alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a command is asked to do: plain data, so that rows are tried without a GPU or a target.
+
+    What a door does not know is left out, and the rows that need it do not apply.
+    """
+
+    config: Config
+    specs: Mapping[int, MaskSpec] = field(default_factory=dict)
+    """Context -> mask entry of the run."""
+    placement: Placement | None = None
+    """The drafters' devices."""
+    ranks: int = 1
+    """Drafters' devices of all processes."""
+    features: str | None = None
+    """``stored`` or ``online``, as the data hold them or will hold them."""
+    outline: TargetOutline | None = None
+    """The target without its weights."""
+    network: DrafterConfig | None = None
+    """The drafter's."""
+    torch_version: str = torch.__version__
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the steps run on GPUs."""
+        return self.placement is not None and self.placement.kind == "cuda"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """One row: something that can be asked for and not be done."""
+
+    field: str
+    """What to name, as the run file spells it."""
+    parts: tuple[str, ...]
+    """Which parts cannot do it."""
+    found: Callable[[Request], Any]
+    """The value that cannot be done; None where the row does not apply."""
+    rule: str
+    """What to set instead; ``{name}`` stands for a field of the request."""
+
+    def error(self, value: object, request: Request) -> ConfigError:
+        """The refusal of a value that ``found`` returned."""
+        parts = " and ".join(self.parts)
+        rule = self.rule.format_map(vars(request))
+        return ConfigError(self.field, value, f"{parts} cannot do this yet; {rule}")
+
+
+def check_request(request: Request, parts: Collection[str] | None = None) -> None:
+    """Refuse what cannot be done.
+
+    Args:
+        request: What is asked for.
+        parts: The parts that the command uses; all of them where left out.
+
+    Raises:
+        ConfigError: A row of ``LIMITS`` applies, the first one.
+    """
+    for limit in LIMITS:
+        if parts is None or not set(parts).isdisjoint(limit.parts):
+            value = limit.found(request)
+            if value is not None:
+                raise limit.error(value, request)
+
+
+def _unlike_kind(request: Request) -> str | None:
+    """An entry of another family or kind than the run's steps take."""
+    kind = KIND_OF_ANCHORS[request.config.train.anchors]
+    for spec in request.specs.values():
+        if (spec.family, spec.kind) != ("dflash", kind):
+            return f"{spec.name}: {spec.family}, {spec.kind}"
+    return None
+
+
+def _draft_block_size(request: Request) -> int | None:
+    sizes = (int(spec.params.get("draft_block_size", 2)) for spec in request.specs.values())
+    return next((size for size in sizes if size < 2), None)
+
+
+def _parameter(name: str, default: Any) -> Callable[[Request], Any]:
+    followed = DRAFTED.get(name, (default,))
+
+    def found(request: Request) -> Any:
+        values = (spec.params.get(name, default) for spec in request.specs.values())
+        return next((value for value in values if value not in followed), None)
+
+    return found
+
+
+def _unlike_entries(request: Request) -> dict[str, Any] | None:
+    """What the entries of a run say differently: a drafter learns one mask in every bucket."""
+    specs = list(request.specs.values())
+    for spec in specs[1:]:
+        ours, theirs = specs[0].family_params, spec.family_params
+        for name in ours | theirs:
+            if ours.get(name) != theirs.get(name):
+                return {name: [ours.get(name), theirs.get(name)]}
+    return None
+
+
+def _uneven_batch(request: Request) -> int | None:
+    batch = request.config.train.global_batch
+    return batch if batch % request.ranks else None
+
+
+def _idle_targets(request: Request) -> str | None:
+    return (request.features == "stored" and request.config.run.target_devices) or None
+
+
+def _gpu_block_size(request: Request) -> list[int] | None:
+    for spec in request.specs.values() if request.on_gpu else ():
+        try:
+            check_gpu_limits(spec.BLOCK_SIZE, spec.Q_LEN, spec.KV_LEN, request.torch_version)
+        except UnsupportedMaskError:
+            return list(spec.BLOCK_SIZE)
+    return None
+
+
+def _unusable_target(request: Request) -> str | None:
+    outline = request.outline
+    reason = outline and outline.unusable
+    return f"{outline.name}: {reason}" if outline and reason else None
+
+
+def _long_context(request: Request) -> str | None:
+    limit = request.outline.max_positions if request.outline else None
+    context = max(request.specs, default=0)
+    too_long = limit is not None and context > limit
+    return f"{context}, of the target's {limit} positions" if too_long else None
+
+
+def _many_layers(request: Request) -> int | None:
+    wanted, outline = request.config.drafter, request.outline
+    too_many = outline is not None and wanted.num_layers > outline.num_layers
+    return wanted.num_layers if too_many and wanted.init == "target" else None
+
+
+def _unlike_target(request: Request) -> str | None:
+    if request.config.drafter.init != "target" or not (request.outline and request.network):
+        return None
+    reason = unlike(request.outline, request.network)
+    return f"target ({reason})" if reason else None
+
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        field="train.masks",
+        parts=(STEP,),
+        found=_unlike_kind,
+        rule="it must name entries of family dflash, of kind layouts where train.anchors = "
+        "'layouts' and parametric where it is 'data'",
+    ),
+    Limit(
+        field="masks.entry.draft_block_size",
+        parts=(STEP, DECODING),
+        found=_draft_block_size,
+        rule="it must be at least 2, since slot 0 is a token that is known",
+    ),
+    *(
+        Limit(
+            field=f"masks.entry.{param.name}",
+            parts=(DECODING, EXPORT),
+            found=_parameter(param.name, param.default),
+            rule=f"leave it out, or set {param.name} to one of "
+            f"{', '.join(map(str, DRAFTED.get(param.name, (param.default,))))}",
+        )
+        for param in families["dflash"].params
+        if param.name not in FREE
+    ),
+    Limit(
+        field="train.masks",
+        parts=(STEP, EXPORT),
+        found=_unlike_entries,
+        rule="all entries of a run must agree, since they train one drafter",
+    ),
+    Limit(
+        field="masks.BLOCK_SIZE",
+        parts=(GPU_ATTENTION,),
+        found=_gpu_block_size,
+        rule="set masks.BLOCK_SIZE = 128, which every torch can run at any length, or install a "
+        "newer torch than {torch_version}",
+    ),
+    Limit(
+        field="train.global_batch",
+        parts=(SHARING,),
+        found=_uneven_batch,
+        rule="it must be a multiple of the number of devices, {ranks}",
+    ),
+    Limit(
+        field="run.target_devices",
+        parts=(HAND_OVER,),
+        found=_idle_targets,
+        rule="it must be empty where features are stored beside the samples; or prepare the data "
+        'with data.features = "online"',
+    ),
+    Limit(
+        field="target.model",
+        parts=(HIDDEN_STATES, DECODING),
+        found=_unusable_target,
+        rule="choose a target from docs/targets.md",
+    ),
+    Limit(
+        field="masks.entry.context",
+        parts=(HIDDEN_STATES,),
+        found=_long_context,
+        rule="set contexts that the target's positions reach",
+    ),
+    Limit(
+        field="drafter.num_layers",
+        parts=(STARTING,),
+        found=_many_layers,
+        rule='have no more layers than the target, or set drafter.init = "random"',
+    ),
+    Limit(
+        field="drafter.init",
+        parts=(STARTING,),
+        found=_unlike_target,
+        rule='set drafter.init = "random"',
+    ),
+)
+"""The table. Rows on the run file come first: they need no target and no device."""

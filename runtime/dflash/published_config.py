@@ -1,0 +1,217 @@
+"""What a drafter's ``config.json`` says about its network, key by key and type by type."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runtime.dflash.published_keys import EQUAL, FIXED, IGNORED, INNER, READ, SIZES
+from runtime.errors import CheckpointError
+
+ELSEWHERE = "serve that drafter with a program that builds its network"
+
+
+def network_settings(published: Mapping[str, Any]) -> dict[str, Any]:
+    """What a ``config.json`` says about the network, as the fields of ``DrafterConfig``.
+
+    Raises:
+        CheckpointError: A key is missing, unknown or of a wrong type, is there twice with two
+            values, or says what the network here does not do.
+    """
+    flat, places = _flatten(published)
+    for key, value in flat.items():
+        _check_known(key, value, places[key])
+    ints = {name: _take(flat, name, _is_int, "an integer") for name in SIZES}
+    _check_equal(flat, ints, places)
+    _check_layers(flat, ints["num_hidden_layers"])
+    mask_token_id = _take(flat, "mask_token_id", _is_int, "an integer")
+    layer_ids = _take(flat, "target_layer_ids", _is_ints, "a list of integers")
+    shifted = flat.get("eagle_aux_hidden_state_layer_ids")
+    if shifted is not None and shifted != [layer + 1 for layer in layer_ids]:
+        raise CheckpointError(
+            f"eagle_aux_hidden_state_layer_ids = {shifted!r}: must be target_layer_ids + 1, "
+            f"{[layer + 1 for layer in layer_ids]}"
+        )
+    theta, scaling = _rope(flat)
+    return {
+        **ints,
+        "draft_block_size": _take(flat, "block_size", _is_int, "an integer", 16),
+        "mask_token_id": mask_token_id,
+        "target_layer_ids": tuple(layer_ids),
+        "embedding_scale": _take(flat, "input_embedding_scale", _is_number, "a finite number", 1.0),
+        "rms_norm_eps": _take(flat, "rms_norm_eps", _is_number, "a finite number"),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+    }
+
+
+def _flatten(published: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """All keys at one level, and where each stood."""
+    flat = dict(published)
+    inner = flat.pop(INNER, None)
+    if inner is not None and not isinstance(inner, Mapping):
+        raise _wrong_type(INNER, inner, "an object")
+    places = {key: key for key in flat}
+    for key, value in (inner or {}).items():
+        # Null is the same as missing.
+        if flat.get(key) is not None and value is not None and not _same(flat[key], value):
+            raise CheckpointError(
+                f"{key} = {_shown(flat[key])} and {INNER}.{key} = {_shown(value)} must be equal"
+            )
+        if flat.get(key) is None:
+            flat[key], places[key] = value, f"{INNER}.{key}"
+    return flat, places
+
+
+def _check_known(key: str, value: Any, place: str) -> None:
+    if key in FIXED:
+        allowed, meaning = FIXED[key]
+        if value is None or any(_same(value, other) for other in allowed):
+            return
+        may = " or ".join([*map(_shown, allowed), "missing"])
+        raise CheckpointError(
+            f"{place} = {_shown(value)}: must be {may}, since here {meaning}; {ELSEWHERE}"
+        )
+    if key not in READ | IGNORED | EQUAL.keys():
+        raise CheckpointError(
+            f"{place} = {_shown(value)}: is no key that is known here, and may stand for another "
+            f"network; remove it if it does not, else {ELSEWHERE}"
+        )
+
+
+def _check_equal(flat: Mapping[str, Any], ints: Mapping[str, int], places: Any) -> None:
+    for key, other in EQUAL.items():
+        if flat.get(key) is not None and not _same(flat[key], ints[other]):
+            raise CheckpointError(
+                f"{places[key]} = {_shown(flat[key])}: must be {other} = {ints[other]} or missing; "
+                f"{ELSEWHERE}"
+            )
+
+
+def _check_layers(flat: Mapping[str, Any], num_hidden_layers: int) -> None:
+    kinds = flat.get("layer_types")
+    if kinds is None:
+        # Then sliding layers follow from this one key.
+        if flat.get("use_sliding_window") not in (None, False):
+            raise CheckpointError(
+                "use_sliding_window is set without layer_types: every layer must be "
+                f"full_attention; {ELSEWHERE}"
+            )
+    elif not isinstance(kinds, list) or {*map(str, kinds)} != {"full_attention"}:
+        raise CheckpointError(
+            f"layer_types = {_shown(kinds)}: every layer must be full_attention; {ELSEWHERE}"
+        )
+    elif len(kinds) != num_hidden_layers:
+        raise CheckpointError(
+            f"layer_types names {len(kinds)} layers: must be num_hidden_layers = "
+            f"{num_hidden_layers}"
+        )
+
+
+def _rope(flat: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """``rope_theta`` and the scaling, from the two tables and the one key that may hold them."""
+    found: dict[str, dict[str, Any] | None] = {}
+    thetas: dict[str, Any] = {"rope_theta": flat.get("rope_theta")}
+    for name in ("rope_parameters", "rope_scaling"):
+        table = flat.get(name)
+        if table:
+            if not isinstance(table, Mapping):
+                raise _wrong_type(name, table, "an object")
+            thetas[f"{name}.rope_theta"] = table.get("rope_theta")
+            found[name] = _scaling(name, table)
+    if len(found) == 2 and found["rope_parameters"] != found["rope_scaling"]:
+        raise CheckpointError(
+            f"rope_parameters = {found['rope_parameters']} and rope_scaling = "
+            f"{found['rope_scaling']} must be equal"
+        )
+    thetas = {name: theta for name, theta in thetas.items() if theta is not None}
+    for name, theta in thetas.items():
+        if not _is_number(theta):
+            raise _wrong_type(name, theta, "a finite number")
+    if not thetas:
+        raise _missing("rope_theta")
+    if len(set(thetas.values())) > 1:
+        said = " and ".join(f"{name} = {theta}" for name, theta in thetas.items())
+        raise CheckpointError(f"{said} must be equal")
+    return float(next(iter(thetas.values()))), next(iter(found.values()), None)
+
+
+def _scaling(name: str, table: Mapping[str, Any]) -> dict[str, Any] | None:
+    scaling = {key: value for key, value in table.items() if key != "rope_theta"}
+    _check_known("partial_rotary_factor", scaling.pop("partial_rotary_factor", None), name)
+    kind = scaling.pop("type", "default")
+    kind = scaling.pop("rope_type", kind)
+    if table.get("type", kind) != kind:
+        raise CheckpointError(
+            f"{name}.rope_type = {_shown(kind)} and {name}.type = {_shown(table['type'])} must be "
+            "equal"
+        )
+    if kind == "default":
+        if scaling:
+            raise CheckpointError(f"{name} = {_shown(table)}: must have a rope_type for its keys")
+        return None
+    # Servers multiply yarn's own factor by the one, transformers takes the other instead of it.
+    relative, factor = scaling.pop("attn_factor", None), scaling.get("factor")
+    if relative is not None:
+        if kind != "yarn" or not (_is_number(relative) and _is_number(factor)):
+            raise _wrong_type(f"{name}.attn_factor", relative, "a number, for yarn")
+        own = yarn_factor(factor or 1.0)
+        said = scaling.setdefault("attention_factor", relative * own)
+        if not _is_number(said) or not math.isclose(said, relative * own, rel_tol=1e-5):
+            raise CheckpointError(
+                f"{name}.attn_factor = {relative} and {name}.attention_factor = {said} must say "
+                f"the same: attention_factor = attn_factor x {own:.6g}"
+            )
+    return {"rope_type": kind, **scaling}
+
+
+def yarn_factor(factor: float) -> float:
+    """The factor on cos and sin that yarn has of itself.
+
+    Source: YaRN, arXiv 2309.00071, equation 22.
+    """
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _take(
+    flat: Mapping[str, Any], name: str, holds: Callable[[Any], bool], kind: str, default: Any = None
+) -> Any:
+    value = flat.get(name)
+    if value is None:
+        if default is None:
+            raise _missing(name)
+        return default
+    if not holds(value):
+        raise _wrong_type(name, value, kind)
+    return value
+
+
+def _missing(name: str) -> CheckpointError:
+    return CheckpointError(f"must hold {name!r}, and it is missing; export the drafter again")
+
+
+def _wrong_type(name: str, value: Any, kind: str) -> CheckpointError:
+    return CheckpointError(f"{name} = {_shown(value)}: must be {kind}")
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_ints(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_int, value))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal, where true is no 1 and 1.0 is."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,1 @@
+"""Files that are whole or refused: sealed documents, digests, locks, tensors."""

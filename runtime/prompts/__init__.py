@@ -1,0 +1,1 @@
+"""Prompt files into tokens: records, conversations, templates, what is supervised."""

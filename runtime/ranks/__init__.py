@@ -1,0 +1,1 @@
+"""Devices, processes and what they do together."""

@@ -1,0 +1,1 @@
+"""Static steps: graphs, buffers, masks, the optimizer, and the guard against compiling."""

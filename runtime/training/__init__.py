@@ -1,0 +1,1 @@
+"""A run: its threads, its folder, its checkpoints."""

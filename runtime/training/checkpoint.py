@@ -1,0 +1,287 @@
+"""The checkpoints of a run, in one folder: saved, found, resumed from, dropped.
+
+One process at a time writes there. What appears is whole, what goes is renamed aside first, and
+only what is whole costs an older one its place.
+"""
+
+import contextlib
+import errno
+import fnmatch
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from cache.atomic import move_folder, staging_folder, temp_prefix
+from cache.causes import naming, why
+from runtime.errors import CheckpointError, LaterFormatError
+from runtime.progress import say
+from runtime.training.saved_state import Checkpoint, folder_name, read_checkpoint, write_checkpoint
+
+R = TypeVar("R")
+
+NAME = re.compile(r"step-(\d{8,})")
+REPLACED = "replaced"
+"""Where in a staging folder the checkpoint lies whose place another takes."""
+
+
+def save_checkpoint(
+    root: Path,
+    state: Mapping[str, Tensor],
+    *,
+    step: int,
+    fingerprint: str,
+    drafter: Mapping[str, Any],
+    keep: int,
+) -> Path:
+    """Write one checkpoint beside the others and drop the oldest over ``keep``.
+
+    Args:
+        root: Folder of all checkpoints, or a link to it.
+        state: Tensors on the CPU.
+        step: Finished steps.
+        fingerprint: What shaped the run.
+        drafter: What an export needs beside the weights.
+        keep: Good checkpoints of this run kept; what is older goes, damaged or not.
+
+    One process at a time saves in a folder; what a killed one left half written is removed.
+
+    Raises:
+        CheckpointError: The disk refuses; what was there stays.
+    """
+    target = root / folder_name(step)
+    try:
+        heal(root)
+        # Of a link that leads nowhere yet, what it names is made.
+        Path(os.path.realpath(root)).mkdir(parents=True, exist_ok=True)
+        with naming(target), staging_folder(target) as staging:
+            folder = staging / target.name
+            write_checkpoint(folder, state, step=step, fingerprint=fingerprint, drafter=drafter)
+            _place(folder, target, staging / REPLACED)
+    except (OSError, SafetensorError) as error:
+        what, helps = why(error, str(target))
+        raise CheckpointError(
+            f"cannot save {target}: {what}; {helps}, then run the same command again: it goes on "
+            "from the newest checkpoint"
+        ) from error
+    with contextlib.suppress(OSError):
+        _drop_oldest(root, target, fingerprint, keep)
+    return target
+
+
+def check_writable(root: Path) -> None:
+    """Refuse now what ``save_checkpoint`` would refuse once steps are done.
+
+    Raises:
+        CheckpointError: The folder is there, or a link to it, and cannot be written.
+    """
+    if not os.path.lexists(root):
+        return
+    try:
+        Path(os.path.realpath(root)).mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritable(root, error) from error
+
+
+def find_checkpoints(root: Path, report: Callable[[str], None] = say) -> list[Checkpoint]:
+    """Checkpoints whose ``meta.json`` is whole, newest first.
+
+    Args:
+        root: Folder of all checkpoints.
+        report: Takes a line for each that is passed over.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+        LaterFormatError: One is of a later release, which this one must not pass over.
+    """
+    found = []
+    try:
+        folders = _folders(root)
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be read ({error.strerror})") from error
+    for folder in folders:
+        try:
+            found.append(read_checkpoint(folder))
+        except CheckpointError as error:
+            _pass_over(error, report)
+    return found
+
+
+def newest_good(
+    checkpoints: list[Checkpoint],
+    use: Callable[[Checkpoint], R],
+    report: Callable[[str], None] = say,
+) -> R | None:
+    """What ``use`` makes of the first checkpoint that it does not refuse.
+
+    Args:
+        checkpoints: In the order in which they are tried.
+        use: Raises a ``CheckpointError`` where one is damaged.
+        report: Takes a line for each that is passed over.
+    """
+    for checkpoint in checkpoints:
+        try:
+            return use(checkpoint)
+        except CheckpointError as error:
+            _pass_over(error, report)
+    return None
+
+
+def own_checkpoints(
+    root: Path,
+    fingerprint: str,
+    report: Callable[[str], None],
+    what_differs: Callable[[str], str],
+) -> list[Checkpoint]:
+    """The checkpoints of this run, newest first; what a killed one left is put in order before.
+
+    Args:
+        root: Folder of all checkpoints; no other process may write there.
+        fingerprint: What shapes this run.
+        report: Takes a line for each that is passed over.
+        what_differs: Fingerprint of another run -> what differs between the two, in words.
+
+    Raises:
+        CheckpointError: The folder cannot be read or written, or all are of another run.
+        LaterFormatError: As ``find_checkpoints``.
+    """
+    try:
+        heal(root)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    checkpoints = find_checkpoints(root, report)
+    ours = [item for item in checkpoints if item.fingerprint == fingerprint]
+    if checkpoints and not ours:
+        raise CheckpointError(
+            f"{root} holds checkpoints of another run; changed: "
+            f"{what_differs(checkpoints[0].fingerprint)}; use --fresh to start over there, or "
+            "another run.folder"
+        )
+    return ours
+
+
+def has_checkpoints(root: Path) -> bool:
+    """Whether there is any checkpoint, good or not.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    return bool(_folders(root))
+
+
+def remove_checkpoints(root: Path) -> None:
+    """Forget all checkpoints, the newest last: a run that is killed meanwhile goes on from it.
+
+    Args:
+        root: Their folder, or a link to it, which stays.
+
+    Raises:
+        CheckpointError: The disk refuses.
+    """
+    try:
+        for folder in reversed(_folders(root)):
+            _remove(folder)
+        for left in _leftovers(root):
+            shutil.rmtree(left)
+    except OSError as error:
+        what, helps = why(error, str(root))
+        raise CheckpointError(f"cannot remove {root}: {what}; {helps}") from error
+
+
+def heal(root: Path) -> None:
+    """Put into place what a killed save left whole, and remove what it left half written.
+
+    Raises:
+        OSError: The folder cannot be read or written.
+    """
+    for left in _leftovers(root):
+        place = root / left.name[1:].partition(".")[0]
+        for folder in (left / place.name, left / REPLACED / place.name):
+            if not place.exists() and _is_good(folder):
+                move_folder(folder, place)
+        shutil.rmtree(left)
+
+
+def _place(folder: Path, target: Path, replaced: Path) -> None:
+    """Rename a new checkpoint into place; what is there is renamed aside, never removed before."""
+    if not os.path.lexists(target):
+        move_folder(folder, target)
+        return
+    replaced.mkdir()
+    aside = replaced / target.name
+    target.rename(aside)
+    try:
+        move_folder(folder, target)
+    except OSError:
+        aside.rename(target)
+        raise
+
+
+def _drop_oldest(root: Path, newest: Path, fingerprint: str, keep: int) -> None:
+    good = 0
+    for folder in _folders(root):
+        try:
+            ours = read_checkpoint(folder).fingerprint == fingerprint
+        except CheckpointError:
+            ours = False
+        except LaterFormatError:
+            continue
+        if good < keep:
+            # Only what is whole may cost an older one its place.
+            good += ours and _is_good(folder)
+        elif folder != newest:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    # Aside first: what is half removed is never taken for a checkpoint.
+    with staging_folder(folder) as staging:
+        folder.rename(staging / "removed")
+
+
+def _is_good(folder: Path) -> bool:
+    try:
+        read_checkpoint(folder).check()
+    except (CheckpointError, LaterFormatError):
+        return False
+    return True
+
+
+def _folders(root: Path) -> list[Path]:
+    """Folders that are named as checkpoints are, the furthest step first."""
+    names = [name for name in _names(root) if NAME.fullmatch(name)]
+    return [root / name for name in sorted(names, key=_step, reverse=True)]
+
+
+def _leftovers(root: Path) -> list[Path]:
+    """Staging folders of saves and removals that were killed."""
+    pattern = f"{temp_prefix(root / 'step-*')}*"
+    return [root / name for name in sorted(_names(root)) if fnmatch.fnmatch(name, pattern)]
+
+
+def _names(root: Path) -> list[str]:
+    # Path.glob would find nothing, silently, in a folder that may not be listed.
+    try:
+        return [path.name for path in root.iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+def _unwritable(root: Path, error: OSError) -> CheckpointError:
+    what, helps = why(error, str(root))
+    return CheckpointError(f"{root} must take checkpoints: {what}; {helps}")
+
+
+def _step(name: str) -> int:
+    return int(name.partition("-")[2])
+
+
+def _pass_over(error: CheckpointError, report: Callable[[str], None]) -> None:
+    report(f"passing over a checkpoint: {error}")

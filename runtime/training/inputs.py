@@ -1,0 +1,204 @@
+"""What a command needs before it trains or evaluates: data, masks, buckets, and a fingerprint."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import cache
+from maskgen.entry import MaskEntry
+from maskgen.spec import MaskSpec, read_specs
+from runtime.config import Config
+from runtime.data.dataset import Dataset
+from runtime.data.folder import PREPARE
+from runtime.data.plan import StepPlan
+from runtime.dflash.capabilities import Request, check_request
+from runtime.errors import ConfigError, DatasetError
+from runtime.ranks.devices import Placement
+from runtime.training.entries import entries_name, load_buckets
+
+SHAPING = ("run", "target", "drafter", "train")
+"""Sections whose keys shape a run; data, masks and the target are known by their digests."""
+UNSHAPING: Mapping[str, tuple[str, ...]] = {
+    "run": ("folder", "devices", "target_devices", "threads"),
+    "target": ("model",),
+    "train": ("log_every", "save_every", "keep", "max_skipped"),
+}
+"""Keys that change where or how often a run reports, or when it gives up, not what it computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Data and masks of a run, checked against each other."""
+
+    dataset: Dataset
+    plan: StepPlan
+    entries: Mapping[int, MaskEntry]
+    """Context -> entry, of every bucket that samples fall into."""
+    mask_version: str
+    """Id of the cache version that the entries were read from."""
+    draft_block_size: int
+    shaping: Mapping[str, Any]
+    """What ``shaping`` gave."""
+    fingerprint: str
+    """SHA-256 of ``shaping``."""
+
+
+def open_session(
+    config: Config, config_path: str, *, placement: Placement | None = None, ranks: int = 1
+) -> Session:
+    """Open the training data and the masks that it needs.
+
+    Args:
+        config: The run file.
+        config_path: Its path, named in errors.
+        placement: The drafters' devices, so that what they cannot do is refused.
+        ranks: Drafters' devices of all processes.
+
+    Raises:
+        DatasetError: The data folder is missing, damaged or of other settings.
+        BucketMissingError: The cache lacks an entry.
+        StoreNotFoundError: There is no cache.
+        ConfigError: ``[masks]`` has no entry of that name, or a row of
+            ``runtime.dflash.capabilities`` applies.
+    """
+    train = config.train
+    specs = run_specs(config)
+    request = Request(config=config, specs=specs, placement=placement, ranks=ranks)
+    check_request(request)
+    dataset = Dataset.open(config.data.folder, "train")
+    _check_features(config, dataset)
+    check_prepared(config, dataset)
+    check_request(replace(request, features=dataset.meta["features"]))
+    contexts = tuple(specs)
+    if dataset.meta["context"] > contexts[-1]:
+        raise DatasetError(
+            f"{config.data.folder} was prepared for contexts up to {dataset.meta['context']}, the "
+            f"run's largest is {contexts[-1]}; {PREPARE}"
+        )
+    lengths = np.asarray(dataset.lengths, dtype=np.int64)
+    plan = StepPlan(lengths, bucket_of(lengths, contexts), train.global_batch, config.run.seed)
+    store = cache.open_store(config.cache)
+    entries = load_buckets(
+        store, {context: specs[context] for context in plan.contexts}, config_path
+    )
+    first = next(iter(entries.values()))
+    shapes = shaping(config, entries, dataset)
+    return Session(
+        dataset=dataset,
+        plan=plan,
+        entries=entries,
+        mask_version=first.version,
+        draft_block_size=int(first.spec.params["draft_block_size"]),
+        shaping=shapes,
+        fingerprint=cache.sha256_hex(json.dumps(shapes, sort_keys=True).encode()),
+    )
+
+
+def _check_features(config: Config, dataset: Dataset) -> None:
+    """Refuse data whose features lie elsewhere than the run file says."""
+    asked, held = config.data.features, dataset.meta["features"]
+    if asked not in ("auto", held):
+        raise DatasetError(
+            f"{dataset.folder} was prepared with data.features = {held!r}, and the run asks for "
+            f"{asked!r}; {PREPARE}"
+        )
+
+
+def sample_settings(config: Config) -> dict[str, Any]:
+    """The settings of ``[data]`` that decide what the samples of a folder are."""
+    names = ("max_new_tokens", "min_answer_tokens", "min_distinct_4grams", "too_long")
+    return {name: getattr(config.data, name) for name in names}
+
+
+def check_prepared(config: Config, dataset: Dataset) -> None:
+    """Refuse data that were prepared by other settings than the run file's.
+
+    Prompt files are not compared: a run needs none of them.
+
+    Raises:
+        DatasetError: A setting, or the chat template, its text or its keywords differ.
+        ConfigError: The template is a file that cannot be read.
+    """
+    held = dict(dataset.meta.get("settings", {}))
+    held |= {k: v for k, v in dataset.meta.get("split", {}).items() if k == "heldout"}
+    for name, asked in {**sample_settings(config), "heldout": config.data.heldout}.items():
+        if held.get(name, asked) != asked:
+            raise DatasetError(
+                f"{dataset.folder} was prepared with data.{name} = {held[name]!r}, and the run "
+                f"asks for {asked!r}; {PREPARE}"
+            )
+    _check_template(config, dataset)
+
+
+def _check_template(config: Config, dataset: Dataset) -> None:
+    from runtime.prompts.template import TemplateChoice
+
+    asked = TemplateChoice.read(config.data.chat_template, config.data.template).as_dict()
+    held = dataset.meta.get("template", TemplateChoice().as_dict())
+    if asked != held:
+        shown = [
+            json.dumps({k: choice[k] for k in ("chat_template", "keywords")})
+            for choice in (held, asked)
+        ]
+        raise DatasetError(
+            f"{dataset.folder} was rendered with {shown[0]}, and the run asks for "
+            f"{'another text of it' if shown[0] == shown[1] else shown[1]}; {PREPARE}"
+        )
+
+
+def run_specs(config: Config) -> dict[int, MaskSpec]:
+    """The run's mask entries as ``[masks]`` asks for them, by context, ascending.
+
+    Raises:
+        ConfigError: No entry has the run's name, or two have one context.
+        MaskSpecError: ``[masks]`` is wrong.
+    """
+    name = entries_name(config.train.masks, config.train.anchors)
+    listed = read_specs({"masks": config.masks})
+    ours = [spec for spec in listed if spec.name.rpartition("/")[0] == name]
+    if not ours:
+        names = ", ".join(sorted({spec.name.rpartition("/")[0] for spec in listed})) or "none"
+        raise ConfigError("train.masks", name, f"must name an entry of [masks]; it has {names}")
+    by_context = {spec.KV_LEN - spec.Q_LEN: spec for spec in ours}
+    if len(by_context) < len(ours):
+        raise ConfigError("train.masks", name, "must have one entry for each context")
+    return dict(sorted(by_context.items()))
+
+
+def bucket_of(lengths: NDArray[np.int64], contexts: tuple[int, ...]) -> NDArray[np.int64]:
+    """Smallest bucket of each sample.
+
+    Args:
+        lengths: Tokens of each sample, int ``[n]``, none over the largest bucket.
+        contexts: Buckets, ascending.
+    """
+    sizes = np.asarray(contexts, dtype=np.int64)
+    return sizes[np.searchsorted(sizes, lengths)]
+
+
+def shaping(config: Config, entries: Mapping[int, MaskEntry], dataset: Dataset) -> dict[str, Any]:
+    """Settings, masks and data as JSON: equal when two runs compute the same."""
+    shapes: dict[str, Any] = shaping_settings(config.as_dict())
+    shapes["masks"] = {str(context): entry.sha256 for context, entry in sorted(entries.items())}
+    # Where bad lines are depends on how the prompt files are spelled, and the target may have moved
+    # since; its digest stands there too.
+    data = {key: value for key, value in dataset.meta.items() if key != "places"}
+    shapes["data"] = {**data, "target": dataset.meta["target"]["digest"]}
+    plain: dict[str, Any] = json.loads(json.dumps(shapes, default=str))
+    return plain
+
+
+def shaping_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a run file that shape a run, less the keys that do not."""
+    return {
+        section: {
+            key: value
+            for key, value in settings[section].items()
+            if key not in UNSHAPING.get(section, ())
+        }
+        for section in SHAPING
+    }

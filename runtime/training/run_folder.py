@@ -1,0 +1,177 @@
+"""The folder of a run: one process at a time, what shaped the run, and what a run leaves there."""
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from cache.address import without_secrets_in
+from runtime.config import Config
+from runtime.dflash.folder import is_of
+from runtime.errors import ConfigError, TrainingError
+from runtime.export import export_checkpoint, run_of
+from runtime.files.sealed import DamagedError, read_sealed, write_sealed
+from runtime.progress import say
+from runtime.training.checkpoint import has_checkpoints, newest_good, own_checkpoints
+from runtime.training.differences import told_differences
+from runtime.training.inputs import Session, shaping_settings
+from runtime.training.picture import PICTURE_FILE, draw_run
+from runtime.training.saved_state import LATER, META_FILE, Checkpoint
+
+FORMAT = 2
+RUN_FILE = "run.json"
+UNTOLD = "settings, data or masks"
+"""What changed where ``run.json`` cannot tell."""
+
+
+@contextlib.contextmanager
+def held(name: str) -> Iterator[None]:
+    """Make the run folder and hold it for this process alone.
+
+    What was made is removed again at the end, unless something was written there.
+
+    Raises:
+        ConfigError: It is no folder or cannot be made.
+        TrainingError: Another process trains there.
+    """
+    if not name:
+        # As a path it would be the current folder.
+        raise ConfigError("run.folder", name, "must name a folder")
+    folder = Path(name)
+    path = folder / ".lock"
+    missing: list[Path] = []
+    try:
+        try:
+            whole = folder.resolve()
+            missing += [made for made in (whole, *whole.parents) if not made.exists()]
+            whole.mkdir(parents=True, exist_ok=True)
+            lock = path.open("a")
+        except OSError as error:
+            raise ConfigError("run.folder", name, f"must be a writable folder ({error})") from error
+        with lock:
+            _take(lock, path)
+            with contextlib.suppress(OSError):
+                # Whoever wants to signal the run finds it by this number.
+                os.ftruncate(lock.fileno(), 0)
+                os.write(lock.fileno(), f"{os.getpid()}\n".encode())
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+    finally:
+        for made in missing:
+            with contextlib.suppress(OSError):
+                made.rmdir()
+
+
+def _take(lock: IO[str], path: Path) -> None:
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            say(
+                f"the file system of {path.parent} has no locks ({error.strerror}): see that no "
+                "other process trains there"
+            )
+        # Who held it may have removed it since it was opened here, and another made a new one.
+        ours = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except OSError:
+        ours = False
+    if not ours:
+        raise TrainingError(
+            f"another process trains in {path.parent}; wait for it, or use another run.folder"
+        )
+
+
+def write_run_file(folder: Path, config: Config, session: Session) -> None:
+    """Write ``run.json``, a sealed document: the settings, and what else shaped the run."""
+    record = {
+        "config": config.as_dict(),
+        "mask_version": session.mask_version,
+        "masks": session.shaping["masks"],
+        "data": session.shaping["data"],
+        "fingerprint": session.fingerprint,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    # An address of masks may hold a token.
+    text = without_secrets_in(json.dumps({"format": FORMAT, **record}, default=str))
+    write_sealed(folder / RUN_FILE, json.loads(text))
+
+
+def starting_point(
+    folder: Path, session: Session, report: Callable[[str], None]
+) -> tuple[Checkpoint, dict[str, Tensor]] | None:
+    """The newest good checkpoint of a run and its state; None to begin at the start.
+
+    Args:
+        folder: The run folder, held by this process.
+        session: Of this run.
+        report: Takes a line for each checkpoint that is passed over.
+
+    Raises:
+        CheckpointError: The run folder is of another run; the message says what changed, as far as
+            ``run.json`` tells. Or it cannot be read or written.
+        LaterFormatError: It is of a later release.
+    """
+    root = folder / "checkpoints"
+    record = _read_run_file(folder, report)
+    what_differs = functools.partial(_what_differs, record, session)
+    checkpoints = own_checkpoints(root, session.fingerprint, report, what_differs)
+    found = newest_good(checkpoints, lambda item: (item, item.load()), report)
+    if found is None and has_checkpoints(root):
+        report(f"no checkpoint in {root} can be used: starting at step 1")
+    return found
+
+
+def _read_run_file(folder: Path, report: Callable[[str], None]) -> Mapping[str, Any]:
+    try:
+        return read_sealed(folder / RUN_FILE, FORMAT, LATER)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        report(f"passing over {folder / RUN_FILE}: it cannot be read ({error.strerror})")
+    except DamagedError as error:
+        report(f"passing over the record of the last run: {error}")
+    return {}
+
+
+def _what_differs(record: Mapping[str, Any], session: Session, fingerprint: str) -> str:
+    """What shapes this run otherwise than the run of ``fingerprint``, in words."""
+    shaping = session.shaping
+    try:
+        # It is of a later run where one was killed while it started over.
+        if record["fingerprint"] != fingerprint:
+            return UNTOLD
+        was = {
+            **shaping_settings(record["config"]),
+            "masks": record.get("masks", shaping["masks"]),
+            "data": record.get("data", shaping["data"]),
+        }
+        versions = (record["mask_version"][:12], session.mask_version[:12])
+        masks = " (cache version {} -> {})".format(*versions)
+        return told_differences(was, shaping, "{name} {was} -> {now}", masks) or UNTOLD
+    except (LookupError, TypeError, AttributeError):
+        return UNTOLD
+
+
+def finish(checkpoint: Checkpoint, folder: Path, report: Callable[[str], None]) -> None:
+    """Write what a run that was ended between its last step and its export still owes."""
+    drafter, picture = folder / "drafter", folder / PICTURE_FILE
+    if not is_of(drafter, run_of(checkpoint)):
+        report(f"{drafter} holds no whole drafter of step {checkpoint.step}: exporting it")
+        export_checkpoint(checkpoint, drafter)
+    saved = (checkpoint.folder / META_FILE).stat().st_mtime
+    if not picture.exists() or picture.stat().st_mtime < saved:
+        draw_run(folder)

@@ -1,0 +1,145 @@
+"""One saved state: a folder ``step-00000500`` that is as it was saved, or is refused.
+
+``state.safetensors`` holds fp32 masters, moments and counters. ``meta.json`` is a sealed document
+of format 2: step, fingerprint of the run, SHA-256 of the state file, and what an export needs
+beside the weights. Format 1 had no seal, and is read.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cache.atomic import write_synced
+from runtime.errors import CheckpointError
+from runtime.files.digests import State, file_state, sha256_of_file
+from runtime.files.sealed import DamagedError, read_sealed, seal
+from runtime.files.tensors import save_tensors
+
+FORMAT = 2
+STATE_FILE = "state.safetensors"
+META_FILE = "meta.json"
+LATER = "start over with --fresh, or in another run.folder"
+
+_whole: set[State] = set()
+"""State files that this process has read whole, and nobody has touched since, by all but path."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One saved state, found but not read."""
+
+    folder: Path
+    step: int
+    """Finished steps."""
+    fingerprint: str
+    """What shaped the run; a resume needs the same."""
+    sha256: str
+    """Of the state file."""
+    drafter: Mapping[str, Any]
+    """The network's published config, with ``feature_scale`` beside it."""
+
+    def check(self) -> None:
+        """Read the state file to tell whether it is as it was saved.
+
+        Raises:
+            CheckpointError: The file is missing, cut or changed.
+        """
+        path = self.folder / STATE_FILE
+        try:
+            state = file_state(path)[1:]
+            if state in _whole:
+                return
+            found = sha256_of_file(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if found != self.sha256:
+            raise CheckpointError(
+                f"{path} is damaged: its SHA-256 must be {self.sha256[:12]}..., found "
+                f"{found[:12]}..."
+            )
+        _whole.add(state)
+
+    def load(self) -> dict[str, Tensor]:
+        """Read the state, checking its digest.
+
+        Raises:
+            CheckpointError: The file is missing, cut or changed.
+        """
+        self.check()
+        path = self.folder / STATE_FILE
+        try:
+            state: dict[str, Tensor] = load_file(path)
+            return state
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """A checkpoint by its folder; the state is not read.
+
+    Raises:
+        CheckpointError: ``meta.json`` is missing or damaged.
+        LaterFormatError: It is of a later release.
+    """
+    path = folder / META_FILE
+    try:
+        meta = read_sealed(path, FORMAT, LATER)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
+    except DamagedError as error:
+        raise CheckpointError(str(error)) from error
+    try:
+        found = Checkpoint(
+            folder,
+            int(meta["step"]),
+            str(meta["fingerprint"]),
+            str(meta["sha256"]),
+            dict(meta["drafter"]),
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: it must say {error}") from error
+    if folder.name != folder_name(found.step):
+        raise CheckpointError(f"{folder} is damaged: it holds step {found.step}")
+    return found
+
+
+def write_checkpoint(
+    folder: Path,
+    state: Mapping[str, Tensor],
+    *,
+    step: int,
+    fingerprint: str,
+    drafter: Mapping[str, Any],
+) -> None:
+    """Write a state into a new folder; its files are on the disk when this returns.
+
+    Raises:
+        OSError: The disk refuses.
+        SafetensorError: As ``OSError``.
+    """
+    folder.mkdir()
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+    save_tensors(tensors, folder / STATE_FILE)
+    with (folder / STATE_FILE).open("rb") as file:
+        os.fsync(file.fileno())
+    sha256 = sha256_of_file(folder / STATE_FILE)
+    _whole.add(file_state(folder / STATE_FILE)[1:])
+    meta = {
+        "format": FORMAT,
+        "step": step,
+        "fingerprint": fingerprint,
+        "drafter": dict(drafter),
+        "sha256": sha256,
+    }
+    write_synced(folder / META_FILE, seal(meta))
+
+
+def folder_name(step: int) -> str:
+    """Of the checkpoint of a step."""
+    return f"step-{step:08d}"

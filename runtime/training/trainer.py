@@ -1,0 +1,324 @@
+"""A whole training run: load, warm up, capture, freeze, run, tear down."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from maskgen.entry import MaskEntry
+from maskgen.faults import told
+from runtime.config import Config
+from runtime.data.dataset import Dataset
+from runtime.data.plan import Step, StepPlan
+from runtime.dflash.anchors import LayoutChooser
+from runtime.dflash.drafter import DrafterConfig
+from runtime.dflash.folder import target_record
+from runtime.dflash.objective import FrozenTarget
+from runtime.errors import FrozenError, NonFiniteError, WorkerError
+from runtime.export import FEATURE_SCALE, TARGET
+from runtime.ranks.agreement import check_agreement
+from runtime.ranks.collectives import Group, leave_groups, make_groups, on_every_rank
+from runtime.ranks.devices import Placement, enter_thread
+from runtime.ranks.processes import Processes, single_process
+from runtime.signals import stop_on_signals
+from runtime.static.compilation import size_recompile_limits
+from runtime.static.freeze import FreezeGuard
+from runtime.training.monitor import Monitor
+from runtime.training.outcome import StepCounts
+from runtime.training.recorder import Recorder
+from runtime.training.replica import Replica
+from runtime.training.target_worker import RemoteTarget, TargetReplica
+from runtime.training.threads import Crew
+from runtime.training.worker import Coordinator
+
+JOIN_S = 10.0
+"""How long stopped threads may take to end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    steps: int
+    """Finished steps, those of an earlier part included."""
+    summary: str
+    """The after-freeze line."""
+    seconds: float
+    """From freeze to the last step."""
+    rates: Mapping[str, str]
+    """For people: thread -> how fast it was and what it waited for."""
+    signal: signal.Signals | None
+    """What stopped it early, if anything did."""
+    counts: StepCounts
+    """What became of the steps."""
+
+
+def nothing_run(counts: StepCounts, placement: Placement) -> RunResult:
+    """The result of a run that was finished before."""
+    summary = FreezeGuard().summary(0, 0, eager=placement.kind == "cpu")
+    return RunResult(
+        steps=counts.begun, summary=summary, seconds=0.0, rates={}, signal=None, counts=counts
+    )
+
+
+class Trainer:
+    """Trains a drafter on one or more devices, in one process or several.
+
+    Args:
+        config: The run file; all devices of all processes share its batch evenly.
+        placement: Devices of this process.
+        drafter_config: The network.
+        targets: Frozen target parts of each device.
+        remote_targets: Targets on devices of their own, which then compute all features.
+        entries: Context -> mask entry, for every bucket in use.
+        dataset: Training samples.
+        plan: Which samples every step takes.
+        fingerprint: Written into checkpoints.
+        report: Takes a line for people about what is going on.
+        processes: All processes; this one alone if left out. The first writes all files.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        placement: Placement,
+        drafter_config: DrafterConfig,
+        targets: list[FrozenTarget],
+        remote_targets: Sequence[RemoteTarget] = (),
+        entries: Mapping[int, MaskEntry],
+        dataset: Dataset,
+        plan: StepPlan,
+        fingerprint: str,
+        report: Callable[[str], None],
+        processes: Processes | None = None,
+    ) -> None:
+        self.processes = processes or single_process()
+        self.config = config
+        self.drafter_config = drafter_config
+        self.folder = Path(config.run.folder)
+        self.dataset = dataset
+        self.plan = plan
+        self.fingerprint = fingerprint
+        self.report = report
+        self.groups: list[Group] = make_groups(placement, self.processes)
+        size_recompile_limits(len(entries), len(self.groups))
+        self.replicas = [
+            Replica(
+                group=group,
+                placement=placement,
+                drafter_config=drafter_config,
+                target=targets[group.index],
+                entries=entries,
+                train=config.train,
+                num_slots=2 + -(-len(remote_targets) // len(self.groups)),
+            )
+            for group in self.groups
+        ]
+        rows = config.train.global_batch // self.groups[0].size
+        shapes = {context: (rows, context) for context in entries}
+        self.target_replicas = [
+            TargetReplica(target, shapes, placement.threads) for target in remote_targets
+        ]
+        self.choosers = {
+            context: LayoutChooser(
+                entry.params["anchors"].numpy(),
+                entry.params["n_valid"].numpy(),
+                int(entry.spec.params["draws"]),
+            )
+            for context, entry in entries.items()
+            if entry.kind == "layouts"
+        }
+        self._stuck = False
+
+    def prepare(self) -> None:
+        """Warm up and capture all buckets on all devices, one after another on this thread."""
+        for target in self.target_replicas:
+            target.prepare(self.report)
+        for replica in self.replicas:
+            replica.prepare(self.report)
+
+    def start_from(
+        self,
+        *,
+        weights: Mapping[str, Tensor] | None = None,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Load first weights, or a checkpoint's state, into rank 0 and broadcast them.
+
+        Every process must call it, after its warm-up; those without rank 0 need give nothing.
+        """
+        if self.processes.leads and state is not None:
+            self.replicas[0].load(state)
+        elif self.processes.leads and weights is not None:
+            self.replicas[0].load_weights(weights)
+        try:
+            on_every_rank(_share_state, self.replicas, self.processes.failure)
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):
+                self.processes.fail(error)
+            # Of what was begun, nothing may be left that waits for a rank which is gone.
+            for group in self.groups:
+                group.leave()
+            raise
+
+    def run(self, first_step: int = 0) -> RunResult:
+        """Freeze and train up to ``train.steps``.
+
+        Raises:
+            FrozenError: Something compiled, traced, recorded or built a mask.
+            NonFiniteError: Too many steps in a row were not finite.
+            WorkerError: A thread died of another cause, which is chained.
+        """
+        coordinator = Coordinator(self.config.train.steps, first_step)
+        several = self.processes.size > 1
+        monitor = Monitor(self.processes, coordinator) if several else None
+        recorder = self._make_recorder(first_step) if self.processes.leads else None
+        crew = self._make_crew(coordinator, recorder, first_step)
+        guard = FreezeGuard()
+        began = time.monotonic()
+        if recorder is not None:
+            recorder.start()
+        asked = monitor or coordinator
+        with stop_on_signals(asked.stop, asked.save, interruptible=not several):
+            with guard.active():
+                crew.start()
+                if monitor is not None:
+                    monitor.start()
+                try:
+                    crew.watch(self.report)
+                except KeyboardInterrupt as interrupt:
+                    coordinator.fail(interrupt)
+                whole = crew.whole_worker()
+                crew.stop()
+                if coordinator.failed.is_set():
+                    self._break_off(coordinator)
+                self._stuck = not crew.join(JOIN_S)
+                if monitor is not None:
+                    monitor.end()
+            seconds = time.monotonic() - began
+            finished = (whole or crew.workers[0]).finished
+            if recorder is not None:
+                replica = None
+                if whole is not None and not whole.is_alive():
+                    replica = self.replicas[crew.workers.index(whole)]
+                recorder.end(replica, finished, coordinator.error)
+                if replica is None:
+                    self.report("the last steps were not saved; the newest checkpoint stands")
+        if coordinator.error is not None:
+            _raise_first(coordinator.error, finished)
+        if guard.counts:
+            raise FrozenError(f"after freeze, and swallowed by whoever did it: {guard.counts}")
+        replays = sum(replica.replays for replica in self.replicas)
+        eager = self.replicas[0].device.type == "cpu"
+        summary = guard.summary(finished - first_step, replays, eager=eager)
+        return RunResult(
+            steps=finished,
+            summary=summary,
+            seconds=seconds,
+            rates=crew.rates(seconds),
+            signal=coordinator.signal,
+            counts=self.replicas[0].counts(),
+        )
+
+    def _break_off(self, coordinator: Coordinator) -> None:
+        """Tell the other processes of a failure, or learn which came first, and free all ranks."""
+        assert coordinator.error is not None
+        # The others must know the cause before they see collectives break; without the store they
+        # see just that.
+        with contextlib.suppress(RuntimeError):
+            coordinator.error = self.processes.fail(coordinator.error) or coordinator.error
+        for group in self.groups:
+            group.leave()
+
+    def _make_recorder(self, first_step: int) -> Recorder:
+        return Recorder(
+            folder=self.folder,
+            train=self.config.train,
+            plan=self.plan,
+            drafter={
+                **self.drafter_config.to_published(),
+                FEATURE_SCALE: list(self.dataset.feature_scale),
+                TARGET: target_record(self.dataset.meta),
+            },
+            fingerprint=self.fingerprint,
+            report=self.report,
+            first_step=first_step,
+            skips_in_a_row=self.replicas[0].counts().skips_in_a_row,
+        )
+
+    def _make_crew(
+        self, coordinator: Coordinator, recorder: Recorder | None, first_step: int
+    ) -> Crew:
+        every = self.config.train.save_every
+
+        def after_step(replica: Replica, finished: int, step: Step) -> None:
+            writer = recorder if replica.group.rank == 0 else None
+            if writer is not None:
+                writer.after_step(replica, finished, step)
+            asked = coordinator.saves(finished)
+            if asked or finished % every == 0:
+                check_agreement(replica.optimizer.master, replica.group, finished)
+                if writer is not None:
+                    writer.save(replica, finished)
+                    if asked:
+                        self.report(f"SIGUSR1: step {finished} is saved; going on")
+
+        def at_end(replica: Replica, finished: int) -> None:
+            if finished > first_step and finished % every:
+                check_agreement(replica.optimizer.master, replica.group, finished)
+
+        return Crew(
+            replicas=self.replicas,
+            targets=self.target_replicas,
+            dataset=self.dataset,
+            plan=self.plan,
+            choosers=self.choosers,
+            seed=self.config.run.seed,
+            steps=(first_step, self.config.train.steps),
+            coordinator=coordinator,
+            after_step=after_step,
+            at_end=at_end,
+        )
+
+    def drafter_weights(self) -> dict[str, Tensor]:
+        """The trained fp32 weights by their published names, on the CPU."""
+        prefix = "master."
+        return {
+            name.removeprefix(prefix): tensor
+            for name, tensor in self.replicas[0].state().items()
+            if name.startswith(prefix)
+        }
+
+    def teardown(self) -> None:
+        """Free graphs and groups, unless a thread that did not end still uses them."""
+        if self._stuck:
+            return
+        for target in self.target_replicas:
+            target.teardown()
+        for replica in self.replicas:
+            replica.teardown()
+        leave_groups(self.groups, JOIN_S)
+
+
+def _share_state(replica: Replica) -> None:
+    """Take rank 0's state, each rank in a thread of its own, since all must take part."""
+    enter_thread(replica.device, replica.threads)
+    with replica.pool.activated():
+        for tensor in (*replica.optimizer.flat_state(), replica.totals):
+            replica.group.broadcast(tensor)
+        replica.optimizer.refresh()
+        # Also takes the memory that later checks need. Taken while another device waits in a
+        # collective, it might wait for that device, and neither would go on.
+        check_agreement(replica.optimizer.master, replica.group, 0)
+    replica.pool.synchronize()
+
+
+def _raise_first(error: BaseException, finished: int) -> None:
+    if isinstance(error, (FrozenError, NonFiniteError)) or not isinstance(error, Exception):
+        raise error
+    raise WorkerError(f"training stopped after step {finished}: {told(error)}") from error

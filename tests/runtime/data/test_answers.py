@@ -1,0 +1,124 @@
+import pytest
+import torch
+from transformers.cache_utils import DynamicLayer
+
+from runtime.data.answers import KVBuffer, answer_all, distinct_share, step_count
+from tests.runtime.tiny_llama import prompts, tiny_target
+
+
+def answered(target, questions, limits, **options):
+    """All answers, in the order of the prompts."""
+    found = {}
+    for batch in answer_all(target, questions, limits, **options):
+        found |= batch
+    return [found[row] for row in range(len(questions))]
+
+
+def greedy(target, prompt, limit):
+    """Token by token, each from a whole forward pass of the model itself."""
+    ids = list(prompt)
+    for _ in range(limit):
+        logits = target.model(input_ids=torch.tensor([ids])).logits
+        ids.append(int(logits[0, -1].argmax()))
+        if ids[-1] in target.eos_token_ids:
+            break
+    return ids[len(prompt) :]
+
+
+def ending_target():
+    """Some answers end early, at different lengths."""
+    target = tiny_target(initializer_range=0.4)
+    target.model.generation_config.eos_token_id = [2, 5, 9]
+    return target
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_answers_equal_greedy_decoding_one_by_one(batch):
+    target = ending_target()
+    questions = prompts(9)
+    limits = [1, 12, 7, 12, 12, 3, 12, 12, 12]
+    answers = answered(target, questions, limits, batch=batch)
+    expected = [greedy(target, *pair) for pair in zip(questions, limits, strict=True)]
+    assert [answer.token_ids for answer in answers] == expected
+    ends = [tokens[-1] in (2, 5, 9) for tokens in expected]
+    assert [answer.ended for answer in answers] == ends
+    assert 0 < sum(ends) < 9, "the model must end some answers and not others"
+
+
+def test_what_is_left_between_two_batches_is_batched_as_before():
+    target = ending_target()
+    questions = prompts(10)[::-1] + prompts(3)
+    batches = list(answer_all(target, questions, [5] * 13, batch=3))
+    assert [len(batch) for batch in batches] == [3, 3, 3, 3, 1]
+    left = [row for batch in batches[2:] for row in batch]
+    rest = sorted(left)
+    again = list(answer_all(target, [questions[row] for row in rest], [5] * len(rest), batch=3))
+    assert [[rest[row] for row in batch] for batch in again] == [list(b) for b in batches[2:]]
+
+
+def test_the_longest_prompts_come_first():
+    """A batch that is too large for the memory fails at once, and not after hours."""
+    target = ending_target()
+    lengths = [3, 9, 5, 9, 4, 1, 7]
+    questions = [[3] * length for length in lengths]
+    rows = [list(batch) for batch in answer_all(target, questions, [2] * 7, batch=2)]
+    assert rows == [[1, 3], [6, 2], [4, 0], [5]]
+
+
+def test_steps_reported_are_the_steps_announced():
+    target = ending_target()
+    questions = prompts(7)
+    limits = [6, 6, 6, 6, 2, 2, 2]
+    done = []
+    answered(target, questions, limits, batch=3, advance=done.append)
+    assert sum(done) == step_count(questions, limits, 3)
+
+
+def test_sliding_layers_keep_their_own_cache():
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    from runtime.target.model import Target
+
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=5,
+        initializer_range=0.4, pad_token_id=0, eos_token_id=2, bos_token_id=1,
+    )  # fmt: skip
+    target = Target(Gemma2ForCausalLM(config), tiny_target().tokenizer, name="sliding")
+    questions = prompts(3)
+    answers = answered(target, questions, [8] * 3, batch=3)
+    assert [a.token_ids for a in answers] == [greedy(target, q, 8) for q in questions]
+
+
+def test_buffer_holds_what_a_dynamic_layer_holds():
+    generator = torch.Generator().manual_seed(0)
+    buffer, plain = KVBuffer(), DynamicLayer()
+    for length in (5, 1, 70, 1, 1):
+        keys, values = torch.randn(2, 3, 2, length, 4, generator=generator)
+        for found, expected in zip(
+            buffer.update(keys, values), plain.update(keys, values), strict=True
+        ):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert buffer.get_seq_length() == plain.get_seq_length()
+    index = torch.tensor([2, 0])
+    buffer.batch_select_indices(index)
+    plain.batch_select_indices(index)
+    keys = torch.randn(2, 2, 1, 4, generator=generator)
+    for found, expected in zip(buffer.update(keys, keys), plain.update(keys, keys), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share"),
+    [
+        ([], 1.0),
+        ([1, 2, 3], 1.0),
+        ([1, 2, 3, 4], 1.0),
+        ([1, 1, 1, 1, 1, 1], 1 / 3),
+        ([1, 2, 1, 2, 1, 2, 1], 1 / 2),
+        ([1, 2, 3, 4, 5, 1, 2, 3, 4], 5 / 6),
+    ],
+)
+def test_share_of_distinct_4grams(tokens, share):
+    assert distinct_share(tokens) == pytest.approx(share)

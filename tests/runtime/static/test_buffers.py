@@ -1,0 +1,117 @@
+import threading
+
+import pytest
+import torch
+
+from runtime.static.buffers import Field, StaticInputs, input_slots
+
+CPU = torch.device("cpu")
+# A slot that does not come back would leave a test waiting.
+pytestmark = pytest.mark.timeout(60)
+SMALL = {"ids": Field((2, 3), torch.int64), "scale": Field((), torch.float32)}
+LARGE = {"ids": Field((2, 5), torch.int64), "far": Field((2, 4), torch.float32, from_host=False)}
+
+
+def test_static_inputs_have_the_fields_shapes_and_start_at_zero():
+    tensors = StaticInputs(SMALL, CPU).tensors
+    assert {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()} == {
+        "ids": ((2, 3), torch.int64),
+        "scale": ((), torch.float32),
+    }
+    assert not any(tensor.any() for tensor in tensors.values())
+
+
+def test_a_slot_serves_buckets_of_any_size_and_comes_back():
+    free = input_slots([SMALL, LARGE], CPU, num_slots=1)
+    inputs = {name: StaticInputs(fields, CPU) for name, fields in (("s", SMALL), ("l", LARGE))}
+    addresses = [tensor.data_ptr() for i in inputs.values() for tensor in i.tensors.values()]
+    for step in (1, 2):
+        for name, fields in (("s", SMALL), ("l", LARGE)):
+            slot = free.get()
+            host = slot.open(fields)
+            assert [key for key, field in fields.items() if field.from_host] == list(host)
+            host["ids"].fill_(step)
+            slot.send()
+            inputs[name].take(slot)
+            assert inputs[name].tensors["ids"].tolist() == [[step] * fields["ids"].shape[1]] * 2
+    assert addresses == [t.data_ptr() for i in inputs.values() for t in i.tensors.values()]
+
+
+def test_what_another_device_wrote_arrives_with_the_rest():
+    free = input_slots([LARGE], CPU)
+    inputs = StaticInputs(LARGE, CPU)
+    slot = free.get()
+    slot.open(LARGE)["ids"].fill_(7)
+    slot.send()
+    far = torch.arange(8.0).view(2, 4)
+    slot.write("far", far)
+    far.zero_()
+    inputs.take(slot)
+    assert inputs.tensors["far"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert inputs.tensors["ids"].unique().tolist() == [7]
+
+
+def test_a_filled_slot_does_not_change_the_step_before_it_is_taken():
+    free = input_slots([SMALL], CPU)
+    inputs = StaticInputs(SMALL, CPU)
+    first, second = free.get(), free.get()
+    first.open(SMALL)["ids"].fill_(1)
+    inputs.take(first)
+    second.open(SMALL)["ids"].fill_(2)
+    assert inputs.tensors["ids"].unique().tolist() == [1]
+    assert free.get() is first
+
+
+def test_a_slot_that_was_taken_is_free_again():
+    free = input_slots([SMALL], CPU, num_slots=1)
+    inputs = StaticInputs(SMALL, CPU)
+    for _ in range(3):
+        slot = free.get()
+        slot.open(SMALL)
+        inputs.take(slot)
+
+
+def test_without_a_free_slot_a_feeder_waits_for_one():
+    free = input_slots([SMALL], CPU, num_slots=1)
+    slot = free.get()
+    taken = []
+    waiter = threading.Thread(target=lambda: taken.append(free.get()))
+    waiter.start()
+    waiter.join(0.05)
+    assert not taken
+    slot.release()
+    waiter.join(5)
+    assert taken == [slot]
+
+
+def test_a_slot_of_another_bucket_is_refused():
+    free = input_slots([SMALL, {"ids": Field((2, 4), torch.int64)}], CPU)
+    slot = free.get()
+    slot.open({"ids": Field((2, 4), torch.int64)})
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(3\) must match"):
+        StaticInputs({"ids": SMALL["ids"]}, CPU).take(slot)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_step_reads_its_own_data():
+    device = torch.device("cuda", 0)
+    fields = {"x": Field((1 << 22,), torch.float32), "y": Field((1 << 20,), torch.float32, False)}
+    free = input_slots([fields], device)
+    inputs = StaticInputs(fields, device)
+    copies, steps = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    torch.cuda.synchronize()
+    seen = torch.zeros(50, 2, device=device)
+    for number in range(50):
+        slot = free.get()
+        slot.open(fields)["x"].fill_(number)
+        with torch.cuda.stream(copies):
+            slot.send()
+            slot.write("y", torch.full((1 << 20,), float(-number), device=device))
+        with torch.cuda.stream(steps):
+            inputs.take(slot)
+            torch.cuda._sleep(2_000_000)
+            seen[number, 0] = inputs.tensors["x"].amax() + inputs.tensors["x"].amin()
+            seen[number, 1] = inputs.tensors["y"].amax() + inputs.tensors["y"].amin()
+    torch.cuda.synchronize()
+    expected = torch.arange(50.0)[:, None] * torch.tensor([2.0, -2.0])
+    assert torch.equal(seen.cpu(), expected)

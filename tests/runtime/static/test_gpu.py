@@ -1,0 +1,147 @@
+"""The captured step on GPUs, held against the same run on the CPU in fp32."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import maskgen
+from runtime.static.attention import dense_attention, flex_attention_over
+from tests.runtime import tiny_run
+from tests.runtime.tiny_run import build_masks, losses, make_config, make_data, train
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = [100, 128, 90, 250, 200, 60, 256, 129, 70, 128]
+GPU_COUNT = torch.cuda.device_count()
+
+
+def prepared(tmp_path, name, devices, **changes):
+    folder = tmp_path / name
+    folder.mkdir()
+    config = make_config(
+        folder,
+        contexts=(128, 256),
+        anchors=changes.pop("num_anchors", 32),
+        run={"devices": devices},
+        masks={"BLOCK_SIZE": 128},
+        target={"dtype": changes.pop("dtype", "float32")},
+        train={"steps": 12, "lr": 1e-3, **changes},
+    )
+    for entry in config.masks["entry"]:
+        entry.pop("BLOCK_SIZE", None)
+    make_data(folder / "data", LENGTHS)
+    build_masks(config)
+    return config
+
+
+@pytest.mark.parametrize("anchors", ["layouts", "data"])
+def test_a_captured_run_equals_the_cpu_run(tmp_path, anchors):
+    _, cpu, cpu_weights = train(prepared(tmp_path, "cpu", "cpu", anchors=anchors))
+    result, gpu, gpu_weights = train(prepared(tmp_path, "gpu", "cuda:0", anchors=anchors))
+    expected = "0 compiles, 0 FX traces, 0 host mask builds, 12 steps (12 graph replays)"
+    assert result.summary == f"after freeze: {expected}"
+    np.testing.assert_allclose(losses(gpu), losses(cpu), rtol=2e-3)
+    assert [row["anchors_kept"] for row in gpu] == [row["anchors_kept"] for row in cpu]
+    for name, weight in cpu_weights.items():
+        torch.testing.assert_close(gpu_weights[name], weight, rtol=2e-2, atol=2e-3, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "num_anchors"),
+    [(8, 1, 64, 8), (64, 8, 64, 8), (8, 1, 128, 8), (64, 8, 128, 8), (8, 2, 32, 31)],
+)
+def test_a_captured_run_of_few_rows_and_grouped_heads(
+    tmp_path, monkeypatch, heads, kv_heads, head_dim, num_anchors
+):
+    network = replace(
+        tiny_run.drafter_config(),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+    )
+    monkeypatch.setattr(tiny_run, "drafter_config", lambda: network)
+    for anchors in ("layouts", "data"):
+        options = {"anchors": anchors, "num_anchors": num_anchors, "steps": 6}
+        _, cpu, cpu_weights = train(prepared(tmp_path, f"cpu-{anchors}", "cpu", **options))
+        _, gpu, gpu_weights = train(prepared(tmp_path, f"gpu-{anchors}", "cuda:0", **options))
+        np.testing.assert_allclose(losses(gpu), losses(cpu), rtol=2e-3)
+        for name, weight in cpu_weights.items():
+            torch.testing.assert_close(gpu_weights[name], weight, rtol=2e-2, atol=2e-3, msg=name)
+
+
+FP32, BF16 = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "head_dim", "dtype"),
+    [
+        (8, 1, 32, 64, FP32),
+        (64, 8, 32, 64, FP32),
+        (8, 1, 32, 64, BF16),
+        (64, 8, 32, 64, BF16),
+        (8, 1, 32, 128, BF16),
+        (64, 8, 32, 128, BF16),
+        (32, 1, 4, 64, BF16),
+        (16, 4, 100, 64, BF16),
+        (16, 4, 124, 128, FP32),
+        (32, 4, 32, 16, BF16),
+        (6, 2, 32, 96, BF16),
+        (8, 8, 32, 64, BF16),
+        (8, 1, 128, 64, BF16),
+        (64, 8, 256, 128, BF16),
+    ],
+)
+def test_attention_of_few_rows_equals_dense_attention(heads, kv_heads, rows, head_dim, dtype):
+    generator = torch.Generator("cuda").manual_seed(heads * rows + head_dim)
+    B, S, slots = 2, 200, 4
+    anchors = torch.randint(S, (B, rows // slots), generator=generator, device="cuda").sort().values
+    n_valid = torch.tensor([rows // slots, rows // slots // 2])
+    spans = maskgen.dflash(
+        rows, S + rows, draft_block_size=slots, anchors=anchors.cpu(), n_valid=n_valid
+    )
+    mask = maskgen.to_block_mask(maskgen.compile_mask(spans), spans, "cuda")
+
+    def attend(attention, tensors):
+        q, k, v = (t.detach().clone().requires_grad_() for t in tensors)
+        out = attention(q, k, v)
+        weights = torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out)
+        (out * weights.to(out.dtype)).sum().backward()
+        return out, q.grad, k.grad, v.grad
+
+    inputs = [
+        torch.randn(B, h, n, head_dim, generator=generator, device="cuda").to(dtype)
+        for h, n in ((heads, rows), (kv_heads, S + rows), (kv_heads, S + rows))
+    ]
+    compiled = torch.compile(flex_attention_over(mask), fullgraph=True, dynamic=False)
+    exact = attend(dense_attention(spans.dense().cuda()), [t.float() for t in inputs])
+    close = (
+        {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-4}
+    )
+    for found, wanted in zip(attend(compiled, inputs), exact, strict=True):
+        # Sums over many rows grow with their size, and so does their rounding.
+        scale = wanted.abs().max().clamp(min=1)
+        torch.testing.assert_close(found.float() / scale, wanted / scale, **close)
+
+
+def test_bf16_follows_fp32(tmp_path):
+    _, exact, _ = train(prepared(tmp_path, "fp32", "cuda:0"))
+    _, rough, _ = train(prepared(tmp_path, "bf16", "cuda:0", dtype="bfloat16"))
+    np.testing.assert_allclose(losses(rough), losses(exact), rtol=5e-2)
+
+
+def test_a_second_captured_run_gives_the_same_losses(tmp_path):
+    _, first, _ = train(prepared(tmp_path, "a", "cuda:0"))
+    _, second, _ = train(prepared(tmp_path, "b", "cuda:0"))
+    np.testing.assert_allclose(losses(first), losses(second), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", range(2, GPU_COUNT + 1))
+def test_gpus_in_threads_give_the_losses_of_one(tmp_path, size):
+    devices = ",".join(f"cuda:{index}" for index in range(size))
+    batch = 2 * size
+    _, one, _ = train(prepared(tmp_path, "one", "cuda:0", global_batch=batch))
+    result, many, _ = train(prepared(tmp_path, "many", devices, global_batch=batch))
+    assert result.summary.endswith(f"12 steps ({12 * size} graph replays)")
+    np.testing.assert_allclose(losses(many), losses(one), rtol=1e-3)

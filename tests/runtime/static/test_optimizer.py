@@ -1,0 +1,127 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.static.optimizer import AdamWSettings, FlatAdamW
+
+CPU = torch.device("cpu")
+
+
+def settings(**changes):
+    values = {
+        "lr": 1e-2,
+        "min_lr_ratio": 0.1,
+        "warmup_steps": 2,
+        "total_steps": 10,
+        "betas": (0.9, 0.95),
+        "weight_decay": 0.1,
+        "clip": 1.0,
+    }
+    return AdamWSettings(**(values | changes))
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Linear(8, 3))
+
+
+def cosine(step, s):
+    warmup = (step + 1) / s.warmup_steps
+    progress = min(max((step - s.warmup_steps) / (s.total_steps - s.warmup_steps), 0), 1)
+    decayed = s.min_lr_ratio + (1 - s.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+    return s.lr * min(warmup, decayed)
+
+
+def write(flat, grads):
+    for stage in flat.stages:
+        for parameter, view in zip(stage.parameters, stage.grad_views, strict=True):
+            view.copy_(grads[[p is parameter for p in flat.parameters].index(True)])
+
+
+def take(flat, module, x, denominator, step):
+    write(flat, torch.autograd.grad(module(x).pow(2).sum(), flat.parameters))
+    return flat.step(torch.tensor(float(denominator)), torch.tensor(float(step)))
+
+
+def test_equals_torch_adamw_with_its_clip_and_schedule():
+    s = settings()
+    module, twin = model(), model()
+    flat = FlatAdamW(module, s, device=CPU, dtype=torch.float32, num_sums=3)
+    decayed = [p for p in twin.parameters() if p.dim() >= 2]
+    plain = [p for p in twin.parameters() if p.dim() < 2]
+    adamw = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
+        betas=s.betas,
+    )
+    for step in range(10):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+        take(flat, module, x, 5, step)
+        adamw.zero_grad()
+        (twin(x).pow(2).sum() / 5).backward()
+        norm = nn.utils.clip_grad_norm_(twin.parameters(), s.clip)
+        for group in adamw.param_groups:
+            group["lr"] = cosine(step, s)
+        adamw.step()
+        assert float(flat.lr) == pytest.approx(cosine(step, s), rel=1e-5)
+        assert float(flat.grad_norm) == pytest.approx(float(norm), rel=1e-5)
+    for (name, ours), theirs in zip(module.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, msg=name)
+
+
+@pytest.mark.parametrize(("x", "denominator"), [(float("nan"), 5), (float("inf"), 5), (1.0, 0)])
+def test_a_step_that_is_not_finite_or_has_no_weight_changes_nothing(x, denominator):
+    module = model()
+    flat = FlatAdamW(module, settings(), device=CPU, dtype=torch.float32, num_sums=0)
+    take(flat, module, torch.randn(6, 4), 5, 0)
+    before = {name: tensor.clone() for name, tensor in flat.state().items()}
+    skipped = take(flat, module, torch.full((6, 4), x), denominator, 1)
+    assert skipped.item() == 1.0
+    for name, tensor in flat.state().items():
+        assert torch.equal(tensor, before[name]), name
+    assert take(flat, module, torch.randn(6, 4), 5, 2).item() == 0.0
+
+
+def test_huge_gradients_are_clipped_not_lost():
+    module = nn.Linear(100, 1, bias=False)
+    flat = FlatAdamW(
+        module, settings(weight_decay=0.0), device=CPU, dtype=torch.float32, num_sums=0
+    )
+    write(flat, [torch.full((1, 100), 1e15)])
+    assert flat.step(torch.tensor(1.0), torch.tensor(1.0)).item() == 0.0
+    assert float(flat.grad_norm) == pytest.approx(1e16, rel=1e-5)
+    # Adam's first step moves each weight by the learning rate, whatever the scale.
+    assert torch.isfinite(module.weight).all()
+
+
+def test_small_updates_reach_bf16_weights_through_the_fp32_master():
+    module = nn.Linear(768, 1, bias=False)
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    s = settings(lr=6e-4, min_lr_ratio=1.0, warmup_steps=0, weight_decay=0.0, clip=0.0)
+    flat = FlatAdamW(module, s, device=CPU, dtype=torch.bfloat16, num_sums=0)
+    for step in range(100):
+        write(flat, [torch.ones(1, 768, dtype=torch.bfloat16)])
+        flat.step(torch.tensor(1.0), torch.tensor(float(step)))
+    assert module.weight.dtype == torch.bfloat16
+    torch.testing.assert_close(flat.master, torch.full((768,), 0.94), atol=1e-3, rtol=0)
+    torch.testing.assert_close(module.weight[0].float(), flat.master, atol=4e-3, rtol=0)
+
+
+def test_state_goes_round_and_the_next_step_is_the_same():
+    module, other = model(), model(seed=1)
+    flat = FlatAdamW(module, settings(), device=CPU, dtype=torch.float32, num_sums=0)
+    for step in range(3):
+        take(flat, module, torch.randn(6, 4), 5, step)
+    resumed = FlatAdamW(other, settings(), device=CPU, dtype=torch.float32, num_sums=0)
+    resumed.load_state({name: tensor.clone() for name, tensor in flat.state().items()})
+    x = torch.randn(6, 4)
+    take(flat, module, x, 5, 3)
+    take(resumed, other, x, 5, 3)
+    assert torch.equal(flat.master, resumed.master)
+    assert set(flat.state()) == {"step"} | {
+        f"{key}.{name}"
+        for key in ("master", "exp_avg", "exp_avg_sq")
+        for name, _ in module.named_parameters()
+    }
