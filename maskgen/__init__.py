@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from maskgen.block_mask import block_mask_over, to_block_mask
+    from maskgen.compile import compile_mask, tables_into
     from maskgen.errors import (
         BackendUnavailableError,
         HostBuildForbiddenError,
@@ -42,9 +43,10 @@ if TYPE_CHECKING:
         spans_into,
         tree,
     )
-    from maskgen.intervals import MAX_INTERVALS, RowIntervals
+    from maskgen.interval_limit import MAX_INTERVALS
+    from maskgen.intervals import RowIntervals
     from maskgen.mask_mod import from_mask_mod, spans_mask_mod
-    from maskgen.tables import TABLE_FIELDS, BlockCounts, BlockTables, compile_mask, tables_into
+    from maskgen.tables import TABLE_FIELDS, BlockCounts, BlockTables
 
 __all__ = [
     "MAX_INTERVALS",
@@ -86,10 +88,12 @@ __all__ = [
 
 _HOME = {
     "block_mask": ("block_mask_over", "to_block_mask"),
+    "compile": ("compile_mask", "tables_into"),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
-    "intervals": ("MAX_INTERVALS", "RowIntervals"),
+    "interval_limit": ("MAX_INTERVALS",),
+    "intervals": ("RowIntervals",),
     "mask_mod": ("from_mask_mod", "spans_mask_mod"),
-    "tables": ("TABLE_FIELDS", "BlockCounts", "BlockTables", "compile_mask", "tables_into"),
+    "tables": ("TABLE_FIELDS", "BlockCounts", "BlockTables"),
 }
 # What has no other home is a family, or about families.
 _MODULE_OF = dict.fromkeys(__all__, "maskgen.families") | {

@@ -16,6 +16,7 @@ from cache.errors import (
     StoreReadError,
     VersionNotFoundError,
 )
+from maskgen.compile import compile_mask
 from maskgen.errors import (
     LayoutInvariantError,
     MaskgenError,
@@ -26,12 +27,13 @@ from maskgen.families import families
 from maskgen.families.layouts import dflash_layouts
 from maskgen.functions import imported_source, load_function
 from maskgen.holdings import Copies
-from maskgen.intervals import MAX_INTERVALS, RowIntervals
+from maskgen.interval_limit import MAX_INTERVALS
+from maskgen.intervals import RowIntervals
 from maskgen.mask_mod import from_mask_mod
 from maskgen.progress import Progress
 from maskgen.rows import BuildReport, BuildRow, mask_row
 from maskgen.spec import MaskSpec
-from maskgen.tables import BlockTables, compile_mask
+from maskgen.tables import BlockTables
 
 Notice = Callable[[str], None]
 """Takes a sentence for the person who builds."""

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from maskgen.classify import FULL, PARTIAL
+from maskgen.compile import compile_mask
 from maskgen.entry import MAX_NUMBERS, MaskEntry
 from maskgen.errors import LayoutInvariantError
 from maskgen.families import families
 from maskgen.intervals import RowIntervals
 from maskgen.reference import reference_heads, reference_mask_mod, reference_tiles
-from maskgen.tables import BlockTables, compile_mask
+from maskgen.tables import BlockTables
 
 MAX_DENSE_CELLS = 1 << 22
 """Largest mask, batch and heads included, that is compared in every cell."""

@@ -17,7 +17,8 @@ from maskgen.errors import MaskSpecError, StaleMaskError, UnsupportedMaskError
 from maskgen.families import families
 from maskgen.families.family import MaskMod
 from maskgen.functions import installed_source
-from maskgen.intervals import MAX_INTERVALS, RowIntervals
+from maskgen.interval_limit import MAX_INTERVALS
+from maskgen.intervals import RowIntervals
 from maskgen.spec import MaskSpec
 from maskgen.tables import BlockTables
 

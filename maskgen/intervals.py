@@ -13,11 +13,9 @@ from typing import Literal, NoReturn
 import torch
 from torch import Tensor
 
-from maskgen.canonical import INT32_MAX, equal_slices, is_canonical, merged, sorted_spans
+from maskgen.canonical import equal_slices, is_canonical, merged, sorted_spans
 from maskgen.errors import MaskSpecError
-
-MAX_INTERVALS = 32
-"""Most spans a row may have in tables, mask_mods and cache entries."""
+from maskgen.frame import check_frame_length, check_range, check_same_frame, check_spans
 
 
 class RowIntervals:
@@ -45,7 +43,7 @@ class RowIntervals:
     KV_LEN: int
 
     def __init__(self, starts: Tensor, ends: Tensor, KV_LEN: int) -> None:
-        _check_spans(starts, ends, KV_LEN)
+        check_spans(starts, ends, KV_LEN)
         self._set(starts, ends, KV_LEN)
 
     def _set(
@@ -142,13 +140,13 @@ class RowIntervals:
     def __and__(self, other: "RowIntervals") -> "RowIntervals":
         if not isinstance(other, RowIntervals):
             return NotImplemented
-        _check_same_frame(self, other, "&")
+        check_same_frame(self.shape, other.shape, "&")
         return ~(~self | ~other)
 
     def __or__(self, other: "RowIntervals") -> "RowIntervals":
         if not isinstance(other, RowIntervals):
             return NotImplemented
-        _check_same_frame(self, other, "|")
+        check_same_frame(self.shape, other.shape, "|")
         B, H = max(self.B, other.B), max(self.H, other.H)
         return RowIntervals._trusted(
             torch.cat([m.starts.expand(B, H, -1, -1) for m in (self, other)], 2),
@@ -183,8 +181,8 @@ class RowIntervals:
         Raises:
             MaskSpecError: A range is empty or leaves the mask.
         """
-        q0, q1 = _check_range("q", q, self.Q_LEN)
-        kv0, kv1 = _check_range("kv", kv, self.KV_LEN)
+        q0, q1 = check_range("q", q, self.Q_LEN)
+        kv0, kv1 = check_range("kv", kv, self.KV_LEN)
         starts, ends = self.starts[..., q0:q1], self.ends[..., q0:q1]
         return RowIntervals._trusted(
             starts.clamp(kv0, kv1) - kv0, ends.clamp(kv0, kv1) - kv0, kv1 - kv0
@@ -226,8 +224,8 @@ class RowIntervals:
         for field, value, least in (("Q_LEN", Q_LEN, self.Q_LEN), ("KV_LEN", KV_LEN, self.KV_LEN)):
             if value < least:
                 raise MaskSpecError(field, value, f"padding cannot go below {least}; use crop()")
-        _check_length("Q_LEN", Q_LEN)
-        _check_length("KV_LEN", KV_LEN)
+        check_frame_length("Q_LEN", Q_LEN)
+        check_frame_length("KV_LEN", KV_LEN)
         starts, ends = (
             torch.nn.functional.pad(x, (0, Q_LEN - self.Q_LEN)) for x in (self.starts, self.ends)
         )
@@ -250,7 +248,7 @@ class RowIntervals:
             raise MaskSpecError("dim", dim, 'must be "q" or "kv"')
         first = masks[0]
         for mask in masks[1:]:
-            _check_same_frame(first, mask, "concat", q=dim == "kv", kv=dim == "q")
+            check_same_frame(first.shape, mask.shape, "concat", q=dim == "kv", kv=dim == "q")
         B, H = max(m.B for m in masks), max(m.H for m in masks)
         K = max(m.K for m in masks)
         starts, ends, width = [], [], 0
@@ -260,7 +258,7 @@ class RowIntervals:
                 s, e = (torch.nn.functional.pad(x, (0, 0, 0, K - mask.K)) for x in (s, e))
             else:
                 s, e = s + width, e + width
-                width += _check_length("KV_LEN", width + mask.KV_LEN) - width
+                width += check_frame_length("KV_LEN", width + mask.KV_LEN) - width
             starts.append(s)
             ends.append(e)
         along = 3 if dim == "q" else 2
@@ -310,60 +308,3 @@ class RowIntervals:
             return False
         a, b = self.canonical(), other.canonical()
         return torch.equal(a.starts, b.starts) and torch.equal(a.ends, b.ends)
-
-
-def _check_length(field: str, value: int) -> int:
-    if value < 1:
-        raise MaskSpecError(field, value, "a length must be at least 1")
-    if value > INT32_MAX:
-        raise MaskSpecError(field, value, "a length must be below 2**31: spans are int32")
-    return value
-
-
-def _check_spans(starts: Tensor, ends: Tensor, KV_LEN: int) -> None:
-    for name, spans in (("starts", starts), ("ends", ends)):
-        if spans.dtype != torch.int32:
-            raise MaskSpecError(f"{name}.dtype", spans.dtype, "spans must be torch.int32")
-        if spans.dim() != 4 or 0 in spans.shape:
-            raise MaskSpecError(
-                f"{name}.shape", tuple(spans.shape), "must be [B, H, K, Q_LEN], each at least 1"
-            )
-    if ends.shape != starts.shape:
-        rule = f"must equal the shape of starts, {tuple(starts.shape)}"
-        raise MaskSpecError("ends.shape", tuple(ends.shape), rule)
-    if ends.device != starts.device:
-        rule = f"must be the device of starts, {starts.device}"
-        raise MaskSpecError("ends.device", str(ends.device), rule)
-    _check_length("KV_LEN", KV_LEN)
-    if starts.numel() > INT32_MAX:
-        rule = "B * H * K * Q_LEN must be below 2**31, which kernels index in 32 bits"
-        raise MaskSpecError("starts.numel()", starts.numel(), rule)
-    outside = ((starts < 0) | (ends > KV_LEN)) & (starts < ends)
-    if bool(outside.any()):
-        b, h, k, q = (int(i) for i in outside.nonzero()[0])
-        span = (int(starts[b, h, k, q]), int(ends[b, h, k, q]))
-        rule = f"span {k} of row (b={b}, h={h}, q={q}) must lie inside [0, KV_LEN={KV_LEN})"
-        raise MaskSpecError("(starts, ends)", span, rule)
-
-
-def _check_range(field: str, limits: tuple[int, int] | None, length: int) -> tuple[int, int]:
-    if limits is None:
-        return 0, length
-    first, last = limits
-    if not 0 <= first < last <= length:
-        raise MaskSpecError(field, limits, f"must be a range (a, b), 0 <= a < b <= {length}")
-    return first, last
-
-
-def _check_same_frame(
-    a: RowIntervals, b: RowIntervals, what: str, q: bool = True, kv: bool = True
-) -> None:
-    for field, x, y, wanted in (
-        ("Q_LEN", a.Q_LEN, b.Q_LEN, q),
-        ("KV_LEN", a.KV_LEN, b.KV_LEN, kv),
-    ):
-        if wanted and x != y:
-            raise MaskSpecError(field, y, f"both masks of {what} must have one {field}, {x} here")
-    for field, x, y in (("B", a.B, b.B), ("H", a.H, b.H)):
-        if x != y and 1 not in (x, y):
-            raise MaskSpecError(field, y, f"must be {x} as in the other mask of {what}, or 1")

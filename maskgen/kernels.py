@@ -1,6 +1,6 @@
 """Triton kernels: row intervals to all eight block tables on the device, in two launches.
 
-This is the only file that imports triton, and only ``tables_into`` imports this file.
+This is the only file that imports triton, and only ``maskgen.compile`` imports this file.
 
 The first kernel owns one query block row. It counts the visible cells of the row's blocks, some
 columns at a time, and needs a look at single rows only where a span begins or ends; the lists of

@@ -17,8 +17,8 @@ from maskgen import gate
 from maskgen.canonical import INT32_MAX
 from maskgen.checks import checked_int
 from maskgen.errors import MaskSpecError
-from maskgen.intervals import MAX_INTERVALS, RowIntervals
-from maskgen.tables import too_many_intervals
+from maskgen.interval_limit import MAX_INTERVALS, too_many_intervals
+from maskgen.intervals import RowIntervals
 
 MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """``mask_mod(b, h, q_idx, kv_idx) -> bool tensor``, as FlexAttention takes it."""

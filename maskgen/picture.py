@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from cache.causes import naming
 from maskgen.classify import EMPTY, FULL, PARTIAL
+from maskgen.compile import compile_mask
 from maskgen.entry import MaskEntry, check_size
 from maskgen.errors import MaskSpecError
 from maskgen.families import families
-from maskgen.tables import compile_mask
 
 MAX_PIXELS = 2048
 """Longest side of a PNG, in pixels."""

@@ -13,12 +13,12 @@ from cache.errors import EntryNotFoundError
 from maskgen.block_mask import to_block_mask
 from maskgen.buckets import Bucket
 from maskgen.build import build, build_entry
+from maskgen.compile import compile_mask
 from maskgen.entry import check_size, load_entry
 from maskgen.errors import LayoutInvariantError, MaskSpecError, UnsupportedMaskError
 from maskgen.intervals import RowIntervals
 from maskgen.picture import entry_kinds
 from maskgen.spec import read_specs
-from maskgen.tables import compile_mask
 from maskgen.verify import verify_deep
 
 DFLASH = {
