@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 from torch.torch_version import TorchVersion
 
-from maskgen import gate
+from maskgen import host_builds
 from maskgen.errors import MaskSpecError, UnsupportedMaskError
 from maskgen.intervals import RowIntervals
 from maskgen.mask_mod import MaskMod, spans_mask_mod
@@ -37,7 +37,7 @@ def to_block_mask(
         UnsupportedMaskError: The torch in use cannot run this BLOCK_SIZE or length on a GPU, or
             has none.
     """
-    gate.passing("to_block_mask")
+    host_builds.announce("to_block_mask")
     for field in ("B", "H", "Q_LEN", "KV_LEN"):
         found, wanted = getattr(spans, field), getattr(tables, field)
         if found != wanted and not (field in "BH" and 1 in (found, wanted)):

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from maskgen import classify, gate
+from maskgen import classify, host_builds
 from maskgen.errors import BackendUnavailableError, MaskSpecError
 from maskgen.interval_limit import MAX_INTERVALS, check_intervals
 from maskgen.intervals import RowIntervals
@@ -30,7 +30,7 @@ def compile_mask(spans: RowIntervals, BLOCK_SIZE: int | tuple[int, int] = 128) -
     if not isinstance(spans, RowIntervals):
         rule = "must be RowIntervals: a mask family makes them, and from_mask_mod of a mask_mod"
         raise MaskSpecError("spans", getattr(spans, "__name__", type(spans).__name__), rule)
-    gate.passing("compile_mask")
+    host_builds.announce("compile_mask")
     size = check_block_size(BLOCK_SIZE)
     spans = spans.disjoint()
     if spans.K > MAX_INTERVALS:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 from torch.overrides import TorchFunctionMode
 
-from maskgen import gate
+from maskgen import host_builds
 from maskgen.canonical import INT32_MAX
 from maskgen.checks import checked_int
 from maskgen.errors import MaskSpecError
@@ -98,7 +98,7 @@ def from_mask_mod(
             does not fit the budget.
         UnsupportedMaskError: A row has more than ``MAX_INTERVALS`` spans; evaluation stops there.
     """
-    gate.passing("from_mask_mod")
+    host_builds.announce("from_mask_mod")
     _check_signature(mask_mod)
     B, H = (1 if size is None else checked_int(name, size) for name, size in (("B", B), ("H", H)))
     Q_LEN, KV_LEN = checked_int("Q_LEN", Q_LEN), checked_int("KV_LEN", KV_LEN)

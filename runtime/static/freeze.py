@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 import torch.fx
 
-from maskgen import gate
+from maskgen import host_builds
 from runtime.errors import FrozenError
 from runtime.static.torch_internals import (
     CUDAGRAPH_RECORDING,
@@ -78,7 +78,7 @@ class FreezeGuard:
         """Install the hooks, and remove them at the end."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(compiles_told(self._on_compile))
-            stack.enter_context(gate.closed(lambda what: self.trip(MASK_BUILD, what)))
+            stack.enter_context(host_builds.watched(lambda what: self.trip(MASK_BUILD, what)))
             for (owner, attribute), kind in (
                 ((torch.fx.Tracer, "trace"), FX_TRACE),
                 ((torch.cuda.CUDAGraph, "capture_begin"), GRAPH_RECORDING),

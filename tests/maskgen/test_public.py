@@ -76,7 +76,7 @@ def test_an_unknown_name_is_an_attribute_error():
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
-        ("import maskgen, maskgen.errors, maskgen.gate", ["torch", "triton", "numpy"]),
+        ("import maskgen, maskgen.errors, maskgen.host_builds", ["torch", "triton", "numpy"]),
         ("import maskgen; [getattr(maskgen, name) for name in maskgen.__all__]", ["triton"]),
     ],
 )

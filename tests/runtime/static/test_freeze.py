@@ -7,7 +7,7 @@ import torch.fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import maskgen
-from maskgen import gate
+from maskgen import host_builds
 from runtime.errors import FrozenError
 from runtime.static.freeze import (
     COMPILE,
@@ -86,7 +86,7 @@ def hooks():
     """All that the guard puts in place."""
     return (
         list(torch._dynamo.callback.callback_handler.start_callbacks),
-        gate._callbacks,
+        host_builds._callbacks,
         torch.fx.Tracer.trace,
         torch.cuda.CUDAGraph.capture_begin,
         *(getattr(*place) for place in (MASK_BUILDER, EAGER_ATTENTION)),

@@ -1,8 +1,8 @@
-"""The gate that host-side mask building passes, so that a frozen run can refuse or count it.
+"""Host-side builds of masks are announced here, so that a frozen run can refuse or count them.
 
 A host build is Python work whose result depends on its arguments: ``compile_mask``,
 ``from_mask_mod`` and ``to_block_mask``. ``tables_into`` and ``block_mask_over`` write or wrap
-static buffers and do not pass here. The gate is process-wide: a build in any thread is seen.
+static buffers and are none. Watching is process-wide: a build in any thread is seen.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ _lock = Lock()
 _callbacks: tuple[Callable[[str], None], ...] = ()
 
 
-def passing(what: str) -> None:
-    """Tell every holder of the closed gate that ``what`` is about to build a mask.
+def announce(what: str) -> None:
+    """Tell everybody who watches that ``what`` is about to build a mask.
 
     Args:
         what: Name of the public function that was called.
@@ -27,8 +27,8 @@ def passing(what: str) -> None:
 
 
 @contextmanager
-def closed(callback: Callable[[str], None]) -> Iterator[None]:
-    """Close the gate: while the context is open, each host build calls ``callback(what)`` first.
+def watched(callback: Callable[[str], None]) -> Iterator[None]:
+    """While the context is open, each host build calls ``callback(what)`` first.
 
     The callback runs in the thread that builds. It refuses the build by raising (for example
     ``HostBuildForbiddenError``), or returns to let it through, for example after counting it.
@@ -44,7 +44,7 @@ def closed(callback: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         with _lock:
-            # One entry only: the same callback may hold the gate closed twice.
+            # One entry only: the same callback may watch twice.
             remaining = list(_callbacks)
             remaining.remove(callback)
             _callbacks = tuple(remaining)

@@ -9,7 +9,7 @@ from maskgen import (
     block_mask_over,
     compile_mask,
     from_mask_mod,
-    gate,
+    host_builds,
     spans_mask_mod,
     tables_into,
     to_block_mask,
@@ -25,7 +25,7 @@ def causal(n=32):
     return RowIntervals(torch.zeros_like(ends), ends, n)
 
 
-def test_each_host_build_is_refused_by_name_while_the_gate_is_closed():
+def test_each_host_build_is_refused_by_name_while_somebody_watches():
     spans = causal()
     tables = compile_mask(spans, 16)
     builds = {
@@ -33,7 +33,7 @@ def test_each_host_build_is_refused_by_name_while_the_gate_is_closed():
         "from_mask_mod": lambda: from_mask_mod(lambda b, h, q, kv: q >= kv, Q_LEN=4, KV_LEN=4),
         "to_block_mask": lambda: to_block_mask(tables, spans),
     }
-    with gate.closed(refuse):
+    with host_builds.watched(refuse):
         for name, build in builds.items():
             with pytest.raises(HostBuildForbiddenError, match=f"{name} may not run now") as info:
                 build()
@@ -42,31 +42,31 @@ def test_each_host_build_is_refused_by_name_while_the_gate_is_closed():
         build()
 
 
-def test_what_writes_static_buffers_does_not_pass_the_gate():
+def test_what_writes_static_buffers_is_no_host_build():
     spans = causal()
     tables = compile_mask(spans, 16)
-    with gate.closed(refuse):
+    with host_builds.watched(refuse):
         tables_into(tables, spans.starts, spans.ends)
         block_mask_over(tables, spans_mask_mod(spans.starts, spans.ends))
 
 
 def test_callbacks_nest_count_and_see_other_threads():
     outer, inner = [], []
-    with gate.closed(outer.append), gate.closed(inner.append):
-        thread = threading.Thread(target=gate.passing, args=("a",))
+    with host_builds.watched(outer.append), host_builds.watched(inner.append):
+        thread = threading.Thread(target=host_builds.announce, args=("a",))
         thread.start()
         thread.join()
-    with gate.closed(outer.append):
-        gate.passing("b")
-    gate.passing("c")
+    with host_builds.watched(outer.append):
+        host_builds.announce("b")
+    host_builds.announce("c")
     assert outer == ["a", "b"]
     assert inner == ["a"]
 
 
 def test_one_callback_may_hold_the_gate_twice():
     seen = []
-    with gate.closed(seen.append):
-        with gate.closed(seen.append):
-            gate.passing("twice")
-        gate.passing("once")
+    with host_builds.watched(seen.append):
+        with host_builds.watched(seen.append):
+            host_builds.announce("twice")
+        host_builds.announce("once")
     assert seen == ["twice", "twice", "once"]
