@@ -25,14 +25,14 @@ from maskgen.errors import (
 )
 from maskgen.families import families
 from maskgen.families.layouts import dflash_layouts
-from maskgen.functions import imported_source, load_function
 from maskgen.holdings import Copies
 from maskgen.interval_limit import MAX_INTERVALS
 from maskgen.intervals import RowIntervals
 from maskgen.mask_mod import from_mask_mod
+from maskgen.named_function import imported_source, load_function
 from maskgen.progress import Progress
-from maskgen.rows import BuildReport, BuildRow, mask_row
 from maskgen.spec import MaskSpec
+from maskgen.summary import BuildReport, EntrySummary, mask_summary
 from maskgen.tables import BlockTables
 
 Notice = Callable[[str], None]
@@ -77,7 +77,7 @@ def build(
 
     copies = Copies(store, skipped)
     entries: list[EntryData] = []
-    rows: list[BuildRow] = []
+    rows: list[EntrySummary] = []
     for done, spec in enumerate(specs, start=1):
         start = time.perf_counter()
         # Code may have changed under the same name, so a function is always evaluated again.
@@ -90,7 +90,7 @@ def build(
         build_ms = (time.perf_counter() - start) * 1e3
         nbytes = sum(array.nbytes for array in (*data.spans.values(), *data.tables.values()))
         reused = copied is not None
-        rows.append(mask_row(spec, data.attrs, nbytes, build_ms=build_ms, reused=reused))
+        rows.append(mask_summary(spec, data.attrs, nbytes, build_ms=build_ms, reused=reused))
         entries.append(data)
         if progress is not None:
             progress(spec.name, done, len(specs))

@@ -16,9 +16,9 @@ from maskgen.checks import checked_int
 from maskgen.errors import MaskSpecError, StaleMaskError, UnsupportedMaskError
 from maskgen.families import families
 from maskgen.families.family import MaskMod
-from maskgen.functions import installed_source
 from maskgen.interval_limit import MAX_INTERVALS
 from maskgen.intervals import RowIntervals
+from maskgen.named_function import installed_source
 from maskgen.spec import MaskSpec
 from maskgen.tables import BlockTables
 

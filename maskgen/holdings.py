@@ -20,8 +20,8 @@ from cache.errors import (
     VersionNotFoundError,
 )
 from maskgen.attest import is_refuted
-from maskgen.rows import BuildReport, BuildRow, mask_row
 from maskgen.spec import MaskSpec
+from maskgen.summary import BuildReport, EntrySummary, mask_summary
 
 Skipped = Callable[[str, CacheError], None]
 """Takes the id of a version that cannot be read, and why; may raise."""
@@ -146,13 +146,13 @@ def held(specs: Sequence[MaskSpec], store: Store, refusal: StoreWriteError) -> B
     except VersionNotFoundError as error:
         message = f"{refusal}; {error}"
         raise StoreWriteError(refusal.file, message, refusal.errno) from error
-    rows: list[BuildRow] = []
+    rows: list[EntrySummary] = []
     for spec in specs:
         info = version.entries[spec.name]
         start = time.perf_counter()
         store.load(info.name, version.id)
         build_ms = (time.perf_counter() - start) * 1e3
-        rows.append(mask_row(spec, info.attrs, info.nbytes, build_ms=build_ms, reused=True))
+        rows.append(mask_summary(spec, info.attrs, info.nbytes, build_ms=build_ms, reused=True))
     return BuildReport(version=version.id, rows=tuple(rows))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maskgen.entry import MaskEntry
 from maskgen.families import families
-from maskgen.functions import load_function
+from maskgen.named_function import load_function
 from maskgen.spec import MaskSpec
 
 CHUNK_CELLS = 1 << 18

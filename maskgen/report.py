@@ -18,7 +18,7 @@ from maskgen.entry import MaskEntry, parse_entry
 from maskgen.listing import human_bytes, optional
 from maskgen.picture import COLOURS, NAMES, entry_kinds, png_bytes
 from maskgen.progress import Progress
-from maskgen.rows import BuildRow, entry_row
+from maskgen.summary import EntrySummary, entry_summary
 
 PICTURE_PIXELS = 256
 _TITLES = (
@@ -117,7 +117,7 @@ def html_report(
     groups: dict[str, list[int]] = {}
     for done, info in enumerate(chosen.entries.values(), start=1):
         entry = parse_entry(store.load(info.name, chosen.id))
-        rows.append(_cells(entry, entry_row(info), heads, head_dim))
+        rows.append(_cells(entry, entry_summary(info), heads, head_dim))
         figures.append(_figure(entry))
         named = _CONTEXT_NAME.fullmatch(info.name)
         # The names of a cache may come from anyone.
@@ -156,7 +156,7 @@ def save_report(path: str | Path, page: str) -> None:
         Path(path).write_text(page, encoding="utf-8", errors="replace")
 
 
-def _cells(entry: MaskEntry, row: BuildRow, heads: int, head_dim: int) -> list[str]:
+def _cells(entry: MaskEntry, row: EntrySummary, heads: int, head_dim: int) -> list[str]:
     cost = tile_cost(entry)
     visited = (row.full or 0) + (row.partial or 0)
     return [

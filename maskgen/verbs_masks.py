@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cache import Finding, Store
     from cache.errors import StoreWriteError
     from maskgen.certificate import Certificate
-    from maskgen.rows import BuildRow
+    from maskgen.summary import EntrySummary
     from maskgen.verify import Difference
 
 _READ_ONLY = (None, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -104,14 +104,14 @@ def list_entries(place: Place, version: str | None, as_json: bool) -> None:
     An entry that another maskgen wrote and this one cannot read is named with the reason.
     """
     from maskgen.errors import MaskSpecError
-    from maskgen.rows import entry_row
+    from maskgen.summary import entry_summary
 
     store = place.open()
     chosen = store.version(place.version(store, version))
     rows, entries = [], []
     for info in chosen.entries.values():
         try:
-            row = entry_row(info)
+            row = entry_summary(info)
         except MaskSpecError as error:
             entries.append({"name": info.name, "sha256": info.sha256, "unreadable": str(error)})
             click.echo(f"note: {error}", err=True)
@@ -307,7 +307,7 @@ def _echo_notice(message: str) -> None:
     click.echo(f"Warning: {message}", err=True)
 
 
-def _rows_table(rows: "Sequence[BuildRow]", *, built: bool) -> str:
+def _rows_table(rows: "Sequence[EntrySummary]", *, built: bool) -> str:
     titles = ["name", "kind", "Q_LEN", "KV_LEN", "BLOCK_SIZE"]
     titles += ["full", "partial", "empty", "sparsity", "bytes"]
     cells = [

@@ -22,7 +22,7 @@ from maskgen.errors import (
     UnsupportedMaskError,
 )
 from maskgen.families.registry import families
-from maskgen.functions import installed_source
+from maskgen.named_function import installed_source
 from maskgen.spec import read_specs
 
 CAUSAL = {"name": "causal", "family": "causal", "Q_LEN": [100, 160], "KV_LEN": [130, 160]}

@@ -1,4 +1,4 @@
-"""A published entry -> its row in the tables of ``build``, ``list`` and ``report``. No torch."""
+"""What the tables of ``build``, ``list`` and ``report`` say of an entry. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from maskgen.spec import MaskSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildRow:
+class EntrySummary:
     """What the table of a build or a listing says of one entry."""
 
     name: str
@@ -34,24 +34,24 @@ class BuildRow:
     """Whether it was copied from a version that was there before."""
 
 
-def entry_row(info: EntryInfo) -> BuildRow:
-    """Return the table row of a published entry.
+def entry_summary(info: EntryInfo) -> EntrySummary:
+    """Return the summary of a published entry.
 
     Raises:
         MaskSpecError: Its spec or its counts are not what maskgen writes.
     """
-    return mask_row(MaskSpec.from_json(info.name, info.spec), info.attrs, info.nbytes)
+    return mask_summary(MaskSpec.from_json(info.name, info.spec), info.attrs, info.nbytes)
 
 
-def mask_row(
+def mask_summary(
     spec: MaskSpec,
     attrs: Mapping[str, Any],
     nbytes: int,
     *,
     build_ms: float = 0.0,
     reused: bool = False,
-) -> BuildRow:
-    """Return the table row of a mask.
+) -> EntrySummary:
+    """Return the summary of a mask.
 
     Args:
         spec: What it is built from.
@@ -71,7 +71,7 @@ def mask_row(
         )
         # Blocks, as the ragged last ones count whole: so it stays within 0 to 100.
         sparsity = 100.0 * empty / max(1, full + partial + empty)
-    return BuildRow(
+    return EntrySummary(
         name=spec.name,
         kind=spec.kind,
         Q_LEN=spec.Q_LEN,
@@ -93,5 +93,5 @@ class BuildReport:
 
     version: str
     """Id of the published version."""
-    rows: tuple[BuildRow, ...]
+    rows: tuple[EntrySummary, ...]
     """One row an entry, in the order of the specs."""
