@@ -30,8 +30,11 @@ SECTIONS = ("spans", "tables")
 ROOT_KEY = "zarr.json"
 """The root's document; it alone is ever replaced."""
 
-SIDECARS = "attest"
+SIDECARS = "sidecars"
 """Folder beside the stores for what is known of a version but no part of it."""
+
+OLD_SIDECARS = "attest"
+"""Its name before; read and swept, never written."""
 
 MAX_CHUNK_VALUES = 1 << 24
 """Most int32 values of a chunk: 64 MiB."""

@@ -17,7 +17,7 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
-from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, SIDECARS, is_version_id, parse_root
+from cache.layout import MAX_ROOT_BYTES, OLD_SIDECARS, ROOT_KEY, SIDECARS, is_version_id, parse_root
 from cache.place import followed
 from cache.reader import VersionReader, open_and_load, read_version
 from cache.remote import url_source
@@ -275,18 +275,32 @@ class Store:
         return self.source.strangers()
 
     def sidecar_dir(self, version_id: str) -> Path:
-        """Return the folder for what is known of a version but no part of it.
+        """Return the folder to write what is known of a version but no part of it.
 
-        Certificates, tuning and artifacts stand there, beside the store; they never change the
-        id. The folder need not exist.
+        Certificates and artifacts stand there, beside the store; they never change the id. The
+        folder need not exist.
 
         Raises:
             StoreWriteError: The store is behind a URL and has no folder beside it.
         """
+        return self._beside() / SIDECARS / version_id
+
+    def find_sidecar(self, version_id: str, name: str) -> Path:
+        """Return a file of ``sidecar_dir`` to read; one that an earlier release wrote, if need be.
+
+        The file need not exist.
+
+        Raises:
+            StoreWriteError: The store is behind a URL and has no folder beside it.
+        """
+        new, old = (self._beside() / top / version_id / name for top in (SIDECARS, OLD_SIDECARS))
+        return old if old.exists() and not new.exists() else new
+
+    def _beside(self) -> Path:
         if is_url(self.location):
             msg = f"{self.location} has no folder beside it; pull it first"
             raise StoreWriteError(self.location, msg)
-        return followed(Path(self.location)).absolute().parent / SIDECARS / version_id
+        return followed(Path(self.location)).absolute().parent
 
     def reader(self, id_or_prefix: str | None = None) -> VersionReader:
         """Return the reader of a version, for shipping its files.

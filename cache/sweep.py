@@ -16,7 +16,7 @@ from pathlib import Path
 from cache.archive import ZIP_ERRORS
 from cache.atomic import GONE, move_folder, set_aside, sync_folder, temp_prefix
 from cache.errors import StoreWriteError
-from cache.layout import ROOT_KEY, SIDECARS, is_version_id, version_key
+from cache.layout import OLD_SIDECARS, ROOT_KEY, SIDECARS, is_version_id, version_key
 from cache.place import INSIDE, NOT_FROM_BESIDE, locked, prefix_of, staged
 from cache.source import may_exist
 from cache.writer import StoreWriter
@@ -77,7 +77,7 @@ class _Sweep:
     def __init__(self, writer: StoreWriter, keep: int, before: float) -> None:
         self.writer = writer
         self.folder = writer.folder
-        self.attest = writer.folder.parent / SIDECARS
+        self.sidecar_tops = [writer.folder.parent / top for top in (SIDECARS, OLD_SIDECARS)]
         self.keep = keep
         self.before = before
         self.removed: list[str] = []
@@ -134,33 +134,39 @@ class _Sweep:
 
     def sidecars(self) -> None:
         """Set sidecar folders aside whose version is nowhere: those just removed, and old ones."""
-        ids: set[str] = set()
-        with self._going_on(self.attest), os.scandir(self.attest) as items:
-            ids.update(
-                item.name
-                for item in items
-                if is_version_id(item.name)
-                and item.is_dir(follow_symlinks=False)
-                and (item.name in self.removed or self._is_old(Path(item.path)))
-            )
-        taken: dict[str, Path] = {}
-        back = ids = ids - self._standing(ids)
+        places: list[Path] = []
+        for top in self.sidecar_tops:
+            with self._going_on(top), os.scandir(top) as items:
+                places += sorted(
+                    Path(item.path)
+                    for item in items
+                    if is_version_id(item.name)
+                    and item.is_dir(follow_symlinks=False)
+                    and (item.name in self.removed or self._is_old(Path(item.path)))
+                )
+        ids = {place.name for place in places}
+        standing = self._standing(ids)
+        # Unless the second look succeeds, all are put back.
+        back = ids
+        taken: dict[Path, Path] = {}
         try:
-            for version in sorted(ids):
-                with self._going_on(self.attest / version):
-                    taken[version] = self._take(self.attest / version)
+            for place in places:
+                if place.name not in standing:
+                    with self._going_on(place):
+                        taken[place] = self._take(place)
             # A publish may have come in between.
             back = self._standing(ids)
         finally:
-            for version, gone in taken.items():
-                if version in back:
-                    self._put_back(gone, self.attest / version)
+            for place, gone in taken.items():
+                if place.name in back:
+                    self._put_back(gone, place)
                 else:
-                    self._aside[gone] = str(self.attest / version)
+                    self._aside[gone] = str(place)
 
     def remove(self) -> None:
         """Remove what was set aside, once its new names are on the disk."""
-        for folder in (self.folder, self.folder.parent, self.attest) if self._aside else ():
+        tops = (self.folder, self.folder.parent, *self.sidecar_tops)
+        for folder in tops if self._aside else ():
             with self._going_on(folder):
                 sync_folder(folder)
         for gone, name in self._aside.items():

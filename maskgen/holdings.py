@@ -19,9 +19,9 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
-from maskgen.attest import is_refuted
 from maskgen.spec import MaskSpec
 from maskgen.summary import BuildReport, EntrySummary, mask_summary
+from maskgen.version_certificates import is_refuted
 
 Skipped = Callable[[str, CacheError], None]
 """Takes the id of a version that cannot be read, and why; may raise."""

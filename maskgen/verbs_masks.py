@@ -41,10 +41,10 @@ def build(
     CONFIG is the same as --config CONFIG.
     """
     from cache.errors import StoreWriteError
-    from maskgen.attest import certify_version
     from maskgen.build import build as build_masks
     from maskgen.holdings import held
     from maskgen.spec import read_specs
+    from maskgen.version_certificates import certify_version
 
     place = place.naming(config)
     specs = read_specs(place.document)

@@ -1,9 +1,9 @@
 """Warm-up artifacts: what torch.compile made, saved beside the masks for the next start.
 
-One file a toolchain, ``attest/<version>/warm-up_torch-2.13.0_triton-3.6.0_sm_90.artifacts``: a line
-of JSON (format, toolchain, sizes, SHA-256), then torch's own bytes, of one run or of several one
-after another. **It is code.** torch unpickles and runs what is in it, and the digest tells damage,
-not forgery: load a file only from a machine that you trust.
+One file a toolchain, ``sidecars/<version>/warm-up_torch-2.13.0_triton-3.6.0_sm_90.artifacts``: a
+line of JSON (format, toolchain, sizes, SHA-256), then torch's own bytes, of one run or of several
+one after another. **It is code.** torch unpickles and runs what is in it, and the digest shows
+damage, not forgery: load a file only from a machine that you trust.
 """
 
 import hashlib
@@ -100,6 +100,7 @@ class ArtifactFile:
         self._loaded: list[_Part] = []
         try:
             self.path = store.sidecar_dir(version) / toolchain.file_name
+            self._found = store.find_sidecar(version, toolchain.file_name)
         except CacheError as error:
             raise ArtifactError(f"warm-up artifacts stand beside the cache: {error}") from error
 
@@ -162,7 +163,7 @@ class ArtifactFile:
             ArtifactError: There is no such file, or it is damaged, or of another toolchain.
         """
         self._loaded = [self._taken(payload) for payload in self._payloads()]
-        return _counted(self.path, self._loaded)
+        return _counted(self._found, self._loaded)
 
     def _taken(self, payload: bytes) -> _Part:
         try:
@@ -175,13 +176,13 @@ class ArtifactFile:
 
     def _payloads(self) -> list[bytes]:
         try:
-            with self.path.open("rb") as file:
+            with self._found.open("rb") as file:
                 header = self._header(file.readline(MAX_HEADER_BYTES))
                 whole = file.read()
         except FileNotFoundError as error:
-            others = sorted(path.name for path in self.path.parent.glob(f"*{SUFFIX}"))
+            others = sorted(path.name for path in self._found.parent.glob(f"*{SUFFIX}"))
             raise ArtifactError(
-                f"there are no warm-up artifacts for {self.toolchain} in {self.path.parent} "
+                f"there are no warm-up artifacts for {self.toolchain} in {self._found.parent} "
                 f"(found: {', '.join(others) or 'none'}); train once with --save-artifacts on such "
                 f"a machine, {WITHOUT}"
             ) from error
@@ -219,8 +220,8 @@ class ArtifactFile:
 
     def _refused(self, why: str) -> ArtifactError:
         return ArtifactError(
-            f"the warm-up artifacts {self.path} are refused: {why}; train with --save-artifacts to "
-            f"replace them, {WITHOUT}"
+            f"the warm-up artifacts {self._found} are refused: {why}; train with "
+            f"--save-artifacts to replace them, {WITHOUT}"
         )
 
 

@@ -53,9 +53,9 @@ def gc(folder):
 
 
 def build(folder):
-    from maskgen.attest import certify_version
     from maskgen.build import build as build_masks
     from maskgen.spec import read_specs
+    from maskgen.version_certificates import certify_version
 
     specs = read_specs(
         {
@@ -191,6 +191,6 @@ def check_swept(folder: Path) -> str:
     store = cache.open_store(near(folder), writable=True)
     report = store.gc(10**6, min_age_s=-1)
     beside = [*(folder / "near").iterdir(), *near(folder).resolve().parent.iterdir()]
-    left = {path.name for path in beside} - {"m.zarr", "attest"}
+    left = {path.name for path in beside} - {"m.zarr", "sidecars"}
     left |= set(store.strangers())
     return f"SILENT leftover {left} {report.left}" if left or report.left else ""

@@ -10,9 +10,9 @@ import torch
 
 import cache
 from cache import place
-from maskgen.attest import certify_version
 from maskgen.build import build
 from maskgen.spec import read_specs
+from maskgen.version_certificates import certify_version
 from runtime.training.checkpoint import find_checkpoints, save_checkpoint
 from tests.cache.samples import entries, published
 
@@ -141,8 +141,8 @@ def test_a_gc_deletes_what_goes_once_its_new_name_is_on_the_disk(tmp_path, disk,
     store = published(tmp_path / "m.zarr")
     old = store.current
     store.publish(entries(2))
-    (tmp_path / "attest" / old).mkdir(parents=True)
-    (tmp_path / "attest" / old / "certificate.json").write_bytes(b"{}")
+    (tmp_path / "sidecars" / old).mkdir(parents=True)
+    (tmp_path / "sidecars" / old / "certificate.json").write_bytes(b"{}")
     (tmp_path / ".m.zarr.tmp-dead").mkdir()
     (tmp_path / ".m.zarr.tmp-dead" / "half").write_bytes(b"x")
     moved, late = {}, []
@@ -163,9 +163,9 @@ def test_a_gc_deletes_what_goes_once_its_new_name_is_on_the_disk(tmp_path, disk,
     monkeypatch.setattr(os, "unlink", deleting)
     report = store.gc(1, min_age_s=-1)
     assert (report.removed, len(report.swept), len(late)) == ((old,), 2, 4)
-    attest, there = tmp_path / "attest", tmp_path / "m.zarr"
+    sidecars, there = tmp_path / "sidecars", tmp_path / "m.zarr"
     # The sidecar goes first; the version and the leftover once all was looked at.
-    assert late[0][attest]
+    assert late[0][sidecars]
     for synced in late[1:]:
         assert synced[there]
         assert synced[tmp_path]

@@ -122,7 +122,7 @@ def test_a_link_is_followed(tmp_path, far, monkeypatch, write, begun):
     store = cache.open_store(near, writable=True)
     assert (store.current, store.location, store.verify()) == (version, str(near), [])
     assert truth_of(store) == truth_of(cache.open_store(disk / "real.zarr"))
-    assert store.sidecar_dir(version) == disk / "attest" / version
+    assert store.sidecar_dir(version) == disk / "sidecars" / version
 
 
 def test_a_zip_is_packed_where_its_link_leads(tmp_path, far, monkeypatch):

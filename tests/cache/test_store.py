@@ -400,8 +400,8 @@ def test_a_damaged_entry_names_its_file_and_spares_the_others(store, tmp_path, m
 
 
 def test_sidecars_stand_beside_the_store(store, tmp_path):
-    assert store.sidecar_dir(store.current) == tmp_path / "attest" / store.current
-    assert not (tmp_path / "attest").exists()
+    assert store.sidecar_dir(store.current) == tmp_path / "sidecars" / store.current
+    assert not (tmp_path / "sidecars").exists()
 
 
 def test_a_file_url_is_a_folder(store):

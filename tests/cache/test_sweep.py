@@ -210,14 +210,26 @@ def test_gc_removes_the_sidecars_of_what_it_removes_and_no_others(five):
     assert report.freed_bytes == sum(sizes) + 300
 
 
+def test_gc_removes_the_sidecars_that_an_earlier_release_wrote(five, tmp_path):
+    store, ids = five
+    for version in ids:
+        sidecar(store, version, age=9e6)
+    (tmp_path / "sidecars").rename(tmp_path / "attest")
+    newer = sidecar(store, ids[0], age=0)
+    report = store.gc(keep=1)
+    assert set(report.removed) == set(ids[:4])
+    assert report.swept == (str(newer), *sorted(str(tmp_path / "attest" / i) for i in ids[:4]))
+    assert [path.name for path in (tmp_path / "attest").iterdir()] == [ids[4]]
+
+
 def test_gc_sweeps_old_sidecars_of_no_version(five, tmp_path):
     store, _ = five
     old, young = (sidecar(store, digit * 64, age=age) for digit, age in (("0", 3700), ("1", 3500)))
     notes = sidecar(store, "notes", age=9e6)
-    link = tmp_path / "attest" / ("2" * 64)
+    link = tmp_path / "sidecars" / ("2" * 64)
     link.symlink_to(notes)
     os.utime(link, (1, 1), follow_symlinks=False)
-    file = tmp_path / "attest" / ("3" * 64)
+    file = tmp_path / "sidecars" / ("3" * 64)
     file.write_bytes(b"")
     os.utime(file, (1, 1))
     report = store.gc(keep=100)
@@ -723,7 +735,7 @@ def test_gc_works_on_a_full_disk(five, tmp_path, monkeypatch):
         monkeypatch.setattr(os, name, full)
     report = store.gc(keep=1)
     assert (len(report.removed), len(report.swept), report.left) == (4, 2, ())
-    assert {path.name for path in tmp_path.iterdir()} == {"m.zarr", "attest"}
+    assert {path.name for path in tmp_path.iterdir()} == {"m.zarr", "sidecars"}
 
 
 def test_gc_of_a_store_that_may_not_be_written_is_refused_in_one_line(five, monkeypatch):

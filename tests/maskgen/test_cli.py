@@ -169,7 +169,7 @@ def test_build_into_another_cache_without_certificates(config, tmp_path):
     assert "certificate" not in result.stdout
     assert other.is_dir()
     assert not (tmp_path / "masks.zarr").exists()
-    assert not (tmp_path / "attest").exists()
+    assert not (tmp_path / "sidecars").exists()
 
 
 def test_a_version_that_fails_its_checks_does_not_become_current(config, tmp_path, monkeypatch):

@@ -8,11 +8,11 @@ from click.testing import CliRunner
 
 import cache
 from cache.errors import DamagedEntryError, NotListableError, VersionNotFoundError
-from maskgen.attest import certificate_file
 from maskgen.build import build
 from maskgen.cli import main
 from maskgen.holdings import Copies, find_version
 from maskgen.spec import read_specs
+from maskgen.version_certificates import certificate_file
 
 A = {"name": "a", "family": "causal", "Q_LEN": [48, 80]}
 B = {"name": "b", "family": "sliding_window", "window": 9, "Q_LEN": [48]}

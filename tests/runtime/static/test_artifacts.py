@@ -128,7 +128,7 @@ def compiled(monkeypatch):
 def test_what_is_saved_is_loaded(tmp_path, compiled):
     saved = artifact_file(tmp_path).save()
     assert (saved.size, saved.artifacts) == (len(compiled), 3)
-    assert saved.path.parent == tmp_path / "attest" / ("ab" * 32)
+    assert saved.path.parent == tmp_path / "sidecars" / ("ab" * 32)
     assert CPU.torch in saved.path.name
     assert CPU.triton in saved.path.name
     assert [path.name for path in saved.path.parent.iterdir()] == [CPU.file_name]
@@ -255,7 +255,7 @@ def test_when_nothing_was_compiled_nothing_is_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: None)
     said = warm_up(tmp_path, save=True, trust=False)
     assert said == ["saved no warm-up artifacts: nothing was compiled"]
-    assert not (tmp_path / "attest").exists()
+    assert not (tmp_path / "sidecars").exists()
 
 
 def test_a_command_tells_what_it_loads_and_saves(tmp_path, compiled):
@@ -295,7 +295,7 @@ def test_a_url_has_no_artifacts(published):
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_warm_up(tmp_path):
-    (tmp_path / "attest").write_text("a file where a folder must be")
+    (tmp_path / "sidecars").write_text("a file where a folder must be")
     with pytest.raises(ArtifactError, match=r"cannot be saved beside .*leave --save-artifacts out"):
         warm_up(tmp_path, save=True, trust=False)
 

@@ -9,9 +9,9 @@ import pytest
 
 import cache
 from cache.errors import StoreWriteError
-from maskgen.attest import certificate_file, certify_version
 from maskgen.build import build
 from maskgen.spec import read_specs
+from maskgen.version_certificates import certificate_file, certify_version, is_refuted
 
 CAUSAL = {"name": "causal", "family": "causal", "Q_LEN": 100}
 WINDOW = {"name": "window", "family": "sliding_window", "window": 30, "Q_LEN": 64}
@@ -40,13 +40,36 @@ def test_certificates_are_kept_beside_the_version_and_taken_over(tmp_path):
     content = json.loads(certificate_file(store, first).read_text())
     assert (content["format"], content["version"]) == (2, first)
     assert [record["name"] for record in content["entries"]] == [c.name for c in made]
-    assert certificate_file(store, first) == tmp_path / "attest" / first / "certificate.json"
+    assert certificate_file(store, first) == tmp_path / "sidecars" / first / "certificate.json"
     assert certify_version(store, first) == []
     second = build(specs_of({**CAUSAL, "name": "lower"}, WINDOW), store, make_current=False).version
     assert [c.name for c in certify_version(store, second)] == ["window/q64-kv64"]
     records = json.loads(certificate_file(store, second).read_text())["entries"]
     assert [r["name"] for r in records] == ["lower/q100-kv100", "window/q64-kv64"]
     assert store.verify(first) == []
+
+
+def test_certificates_that_an_earlier_release_wrote_are_read(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    first = build(specs_of(CAUSAL), store).version
+    certify_version(store, first)
+    (tmp_path / "sidecars").rename(tmp_path / "attest")
+    assert certify_version(store, first) == []
+    second = build(specs_of(CAUSAL, WINDOW), store, make_current=False).version
+    assert [c.name for c in certify_version(store, second)] == ["window/q64-kv64"]
+    assert certificate_file(store, second).parent.parent == tmp_path / "sidecars"
+
+
+def test_a_certificate_that_is_made_again_stands_above_that_of_an_earlier_release(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    version = build(specs_of(CAUSAL), store).version
+    certify_version(store, version)
+    (tmp_path / "sidecars").rename(tmp_path / "attest")
+    old = tmp_path / "attest" / version / "certificate.json"
+    old.write_text(old.read_text().replace('"findings": []', '"findings": ["spans: wrong"]'))
+    assert is_refuted(store, version)
+    certify_version(store, version)
+    assert not is_refuted(store, version)
 
 
 def test_equal_arrays_of_another_spec_are_checked_with_its_own_formula(tmp_path):
@@ -115,8 +138,8 @@ def test_what_was_found_wrong_is_checked_again_and_not_taken_over(tmp_path):
 def test_certificates_that_cannot_be_written_are_a_typed_error(tmp_path):
     store = cache.open_store(tmp_path / "m.zarr", writable=True)
     version = build(specs_of(CAUSAL), store).version
-    (tmp_path / "attest").write_text("a file where the folder should be")
-    with pytest.raises(StoreWriteError, match=r"cannot write .*attest"):
+    (tmp_path / "sidecars").write_text("a file where the folder should be")
+    with pytest.raises(StoreWriteError, match=r"cannot write .*sidecars"):
         certify_version(store, version)
 
 

@@ -16,6 +16,7 @@ from maskgen.progress import Progress
 from maskgen.spec import MaskSpec
 
 CERTIFICATE_FORMAT = 2
+_FILE = "certificate.json"
 
 
 def certify_version(
@@ -73,12 +74,12 @@ def certify_version(
 
 
 def certificate_file(store: Store, version: str) -> Path:
-    """Return where the certificates of a version are kept."""
-    return store.sidecar_dir(version) / "certificate.json"
+    """Return where the certificates of a version are written."""
+    return store.sidecar_dir(version) / _FILE
 
 
 def is_refuted(store: Store, version: str) -> bool:
-    """Tell whether an entry of a version was found to differ from its formula."""
+    """Report whether an entry of a version was found to differ from its formula."""
     try:
         return any(record.get("findings") for record in _records(store, version))
     except StoreWriteError:
@@ -88,7 +89,7 @@ def is_refuted(store: Store, version: str) -> bool:
 
 def _records(store: Store, version: str) -> list[dict[str, Any]]:
     try:
-        content = json.loads(certificate_file(store, version).read_bytes())
+        content = json.loads(store.find_sidecar(version, _FILE).read_bytes())
     except (OSError, ValueError):
         # A sidecar is a record for people and may be made again at any time.
         return []
