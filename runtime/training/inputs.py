@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import cache
 from maskgen.entry import MaskEntry
 from maskgen.spec import MaskSpec, read_specs
-from runtime.config import Config
+from runtime.config import Config, shaping_settings
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.plan import StepPlan
@@ -19,15 +19,6 @@ from runtime.dflash.capabilities import Request, check_request
 from runtime.errors import ConfigError, DatasetError
 from runtime.ranks.devices import Placement
 from runtime.training.entries import entries_name, load_buckets
-
-SHAPING = ("run", "target", "drafter", "train")
-"""Sections whose keys shape a run; data, masks and the target are known by their digests."""
-UNSHAPING: Mapping[str, tuple[str, ...]] = {
-    "run": ("folder", "devices", "target_devices", "threads"),
-    "target": ("model",),
-    "train": ("log_every", "save_every", "keep", "max_skipped"),
-}
-"""Keys that change where or how often a run reports, or when it gives up, not what it computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +36,8 @@ class Session:
     """What ``shaping`` gave."""
     fingerprint: str
     """SHA-256 of ``shaping``."""
+    config_type: type[Config]
+    """Of the run file: which settings shape a run, those of an earlier one too."""
 
 
 def open_session(
@@ -95,6 +88,7 @@ def open_session(
         draft_block_size=int(first.spec.params["draft_block_size"]),
         shaping=shapes,
         fingerprint=cache.sha256_hex(json.dumps(shapes, sort_keys=True).encode()),
+        config_type=type(config),
     )
 
 
@@ -182,7 +176,7 @@ def bucket_of(lengths: NDArray[np.int64], contexts: tuple[int, ...]) -> NDArray[
 
 def shaping(config: Config, entries: Mapping[int, MaskEntry], dataset: Dataset) -> dict[str, Any]:
     """Settings, masks and data as JSON: equal when two runs compute the same."""
-    shapes: dict[str, Any] = shaping_settings(config.as_dict())
+    shapes: dict[str, Any] = shaping_settings(config.as_dict(), type(config))
     shapes["masks"] = {str(context): entry.sha256 for context, entry in sorted(entries.items())}
     # Where bad lines are depends on how the prompt files are spelled, and the target may have moved
     # since; its digest stands there too.
@@ -190,15 +184,3 @@ def shaping(config: Config, entries: Mapping[int, MaskEntry], dataset: Dataset) 
     shapes["data"] = {**data, "target": dataset.meta["target"]["digest"]}
     plain: dict[str, Any] = json.loads(json.dumps(shapes, default=str))
     return plain
-
-
-def shaping_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a run file that shape a run, less the keys that do not."""
-    return {
-        section: {
-            key: value
-            for key, value in settings[section].items()
-            if key not in UNSHAPING.get(section, ())
-        }
-        for section in SHAPING
-    }

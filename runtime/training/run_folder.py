@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cache.address import without_secrets_in
-from runtime.config import Config
+from runtime.config import Config, shaping_settings
 from runtime.dflash.folder import is_of
 from runtime.errors import ConfigError, TrainingError
 from runtime.export import export_checkpoint, run_of
@@ -22,7 +22,7 @@ from runtime.files.sealed import DamagedError, read_sealed, write_sealed
 from runtime.progress import say
 from runtime.training.checkpoint import has_checkpoints, newest_good, own_checkpoints
 from runtime.training.differences import told_differences
-from runtime.training.inputs import Session, shaping_settings
+from runtime.training.inputs import Session
 from runtime.training.picture import PICTURE_FILE, draw_run
 from runtime.training.saved_state import LATER, META_FILE, Checkpoint
 
@@ -155,7 +155,7 @@ def _what_differs(record: Mapping[str, Any], session: Session, fingerprint: str)
         if record["fingerprint"] != fingerprint:
             return UNTOLD
         was = {
-            **shaping_settings(record["config"]),
+            **shaping_settings(record["config"], session.config_type),
             "masks": record.get("masks", shaping["masks"]),
             "data": record.get("data", shaping["data"]),
         }

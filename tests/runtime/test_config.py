@@ -4,7 +4,7 @@ from datetime import date
 import pytest
 
 from maskgen.runfile import SECTIONS
-from runtime.config import parse_config, read_config
+from runtime.config import Config, parse_config, read_config, shaping_settings
 from runtime.errors import ConfigError
 
 
@@ -12,6 +12,36 @@ def test_the_demo_run_file_is_read():
     config = read_config("configs/demo.toml")
     assert config.target.model == "smollm2-135m"
     assert config.cache == "build/masks.zarr"
+
+
+def test_what_shapes_a_run():
+    """Part of each run's fingerprint: with another value here no run of before would resume."""
+    assert shaping_settings(read_config("configs/demo.toml").as_dict(), Config) == {
+        "run": {"seed": 1},
+        "target": {"dtype": "auto", "num_features": 5},
+        "drafter": {"num_layers": 4, "init": "target", "embedding": "module"},
+        "train": {
+            "masks": "dflash",
+            "anchors": "layouts",
+            "steps": 520,
+            "global_batch": 4,
+            "lr": 1e-3,
+            "min_lr_ratio": 0.0,
+            "warmup_ratio": 0.04,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "weight_decay": 0.0,
+            "clip": 1.0,
+            "gamma": 2.0,
+            "reduce_dtype": "float32",
+        },
+    }
+
+
+def test_settings_that_this_release_does_not_know_shape_a_run():
+    settings = parse_config({}).as_dict()
+    settings["train"]["momentum"] = 0.5
+    assert shaping_settings(settings, Config)["train"]["momentum"] == 0.5
 
 
 def test_the_sections_are_those_that_settings_may_name():
