@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cache.advice import how_to_build
 from cache.errors import DamagedEntryError, StoreNotFoundError, StoreReadError
-from cache.layout import version_key
+from cache.format import version_key
 from cache.source import check_size
 
 MAX_ZIP_MEMBERS = 1 << 16

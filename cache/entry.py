@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cache.chunk import IntArray
 from cache.digest import canonical_json
 from cache.errors import InvalidEntryError
-from cache.layout import IntArray
 
 MAX_ENTRY_BYTES = 1 << 32
 """Most logical bytes of one entry, 4 GiB."""

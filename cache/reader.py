@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from cache.advice import how_to_build
+from cache.chunk import IntArray
 from cache.entry import Entry
 from cache.errors import (
     CacheError,
@@ -16,10 +17,9 @@ from cache.errors import (
     VersionNotFoundError,
 )
 from cache.flight import Flight
-from cache.layout import (
+from cache.format import (
     MAX_DOCUMENT_BYTES,
     SECTIONS,
-    IntArray,
     array_document,
     array_key,
     chunk_key,

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from cache.atomic import discard, write_synced
-from cache.draft import make_folders
+from cache.chunk import ChunkGrid, check_chunk, max_chunk_bytes
 from cache.errors import (
     CacheError,
     DamagedEntryError,
@@ -18,20 +18,12 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
-from cache.layout import (
-    SECTIONS,
-    ChunkGrid,
-    array_document,
-    array_key,
-    check_chunk,
-    chunk_key,
-    max_chunk_bytes,
-    version_key,
-)
+from cache.format import SECTIONS, array_document, array_key, chunk_key, version_key
 from cache.place import prefix_of, staged
 from cache.reader import VersionReader
 from cache.source import FolderSource, Source, read_part
 from cache.store import Store, open_store
+from cache.unpublished import make_folders
 from cache.verify import findings_of
 from cache.writer import StoreWriter
 

@@ -19,7 +19,7 @@ from cache.errors import (
     ShippingError,
     StoreReadError,
 )
-from cache.layout import is_version_id, version_key
+from cache.format import is_version_id, version_key
 from cache.source import check_size, strange_names
 
 PIP_LINES = {

@@ -5,17 +5,10 @@ from concurrent.futures import Executor
 
 import numpy as np
 
+from cache.chunk import MAX_CHUNK_VALUES, ChunkGrid, IntArray, decode_chunk, max_chunk_bytes
 from cache.errors import CacheError, DamagedEntryError
 from cache.flight import Flight
-from cache.layout import (
-    MAX_CHUNK_VALUES,
-    SECTIONS,
-    ChunkGrid,
-    IntArray,
-    chunk_key,
-    decode_chunk,
-    max_chunk_bytes,
-)
+from cache.format import SECTIONS, chunk_key
 from cache.source import Source, read_part
 
 

@@ -13,21 +13,14 @@ from pathlib import Path
 from cache.address import is_url
 from cache.archive import ZipSource
 from cache.atomic import staging_folder, sync_folder
+from cache.chunk import ChunkGrid
 from cache.errors import (
     CacheError,
     DamagedEntryError,
     ShippingError,
     StoreWriteError,
 )
-from cache.layout import (
-    ROOT_KEY,
-    SECTIONS,
-    ChunkGrid,
-    array_document,
-    array_key,
-    root_document,
-    version_key,
-)
+from cache.format import ROOT_KEY, SECTIONS, array_document, array_key, root_document, version_key
 from cache.place import followed
 from cache.reader import VersionReader
 from cache.receive import Shipment, receive, sound_chunk

@@ -17,7 +17,7 @@ from cache.errors import (
     StoreReadError,
     VersionRemovedError,
 )
-from cache.layout import MAX_DOCUMENT_BYTES, ROOT_KEY, is_version_id, version_key
+from cache.format import MAX_DOCUMENT_BYTES, ROOT_KEY, is_version_id, version_key
 from cache.place import followed
 
 

@@ -9,7 +9,6 @@ from cache.address import is_url
 from cache.advice import how_to_build
 from cache.archive import ZipSource
 from cache.atomic import STALE_S
-from cache.draft import lay_out
 from cache.entry import Entry, EntryData
 from cache.errors import (
     CacheError,
@@ -17,12 +16,13 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
-from cache.layout import MAX_ROOT_BYTES, OLD_SIDECARS, ROOT_KEY, SIDECARS, is_version_id, parse_root
+from cache.format import MAX_ROOT_BYTES, OLD_SIDECARS, ROOT_KEY, SIDECARS, is_version_id, parse_root
 from cache.place import followed
 from cache.reader import VersionReader, open_and_load, read_version
 from cache.remote import url_source
 from cache.source import FolderSource, Source
 from cache.sweep import GcReport, collect
+from cache.unpublished import assemble
 from cache.verify import Finding, findings_of, lost_current
 from cache.version import Diff, Version, VersionInfo
 from cache.writer import StoreWriter
@@ -191,13 +191,13 @@ class Store:
                 None; the folder to delete is named.
             StoreReadError: The same of a version that cannot be read.
         """
-        draft = lay_out(entries)
-        self.writer().publish(draft, make_current=make_current, on_damage=on_damage)
+        new = assemble(entries)
+        self.writer().publish(new, make_current=make_current, on_damage=on_damage)
         # Its reader may hold chunks of a damaged version that was replaced.
-        self._readers.pop(draft.version.id, None)
+        self._readers.pop(new.version.id, None)
         if make_current:
-            self._current = draft.version.id
-        return draft.version.id
+            self._current = new.version.id
+        return new.version.id
 
     def use(self, id_or_prefix: str) -> str:
         """Make a published version the current one.

@@ -16,7 +16,7 @@ from pathlib import Path
 from cache.archive import ZIP_ERRORS
 from cache.atomic import GONE, move_folder, set_aside, sync_folder, temp_prefix
 from cache.errors import StoreWriteError
-from cache.layout import OLD_SIDECARS, ROOT_KEY, SIDECARS, is_version_id, version_key
+from cache.format import OLD_SIDECARS, ROOT_KEY, SIDECARS, is_version_id, version_key
 from cache.place import INSIDE, NOT_FROM_BESIDE, locked, prefix_of, staged
 from cache.source import may_exist
 from cache.writer import StoreWriter

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cache.causes import why
 from cache.errors import CacheError, ShippingError
-from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, parse_root
+from cache.format import MAX_ROOT_BYTES, ROOT_KEY, parse_root
 from cache.place import INSIDE
 from cache.remote import UrlSource, protocols
 

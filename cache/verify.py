@@ -10,7 +10,7 @@ from cache.errors import (
     StoreNotFoundError,
     VersionNotFoundError,
 )
-from cache.layout import (
+from cache.format import (
     MAX_DOCUMENT_BYTES,
     MAX_ROOT_BYTES,
     ROOT_KEY,

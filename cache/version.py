@@ -10,13 +10,7 @@ from typing import Any, NoReturn
 from cache.digest import canonical_json, check_canonical, check_json, parse_json, sha256_hex
 from cache.entry import MAX_DIMENSIONS, MAX_ENTRY_BYTES, is_name
 from cache.errors import CacheError, DamagedEntryError
-from cache.layout import (
-    MAX_SECTION_VALUES,
-    SECTIONS,
-    check_format,
-    is_version_id,
-    manifest_of,
-)
+from cache.format import MAX_SECTION_VALUES, SECTIONS, check_format, is_version_id, manifest_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ from cache.atomic import (
     never,
     replace_file,
 )
-from cache.draft import Draft, write_version
 from cache.errors import (
     CacheError,
     DamagedEntryError,
@@ -22,15 +21,10 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
-from cache.layout import (
-    MAX_ROOT_BYTES,
-    ROOT_KEY,
-    parse_root,
-    root_document,
-    version_key,
-)
+from cache.format import MAX_ROOT_BYTES, ROOT_KEY, parse_root, root_document, version_key
 from cache.place import INSIDE, locked, stage
 from cache.source import FolderSource, may_exist
+from cache.unpublished import UnpublishedVersion, write_version
 from cache.verify import findings_of
 
 _ATTEMPTS = 10
@@ -56,18 +50,18 @@ class StoreWriter:
 
     def publish(
         self,
-        draft: Draft,
+        new: UnpublishedVersion,
         *,
         make_current: bool,
         on_damage: OnDamage | None = None,
     ) -> None:
-        """Write a drafted version where nobody sees it and rename it into place.
+        """Write a version where nobody sees it and rename it into place.
 
         A damaged version of the same id is replaced by two renames once the good one is on the
         disk: a reader sees the damaged one, none for a moment, then the good one.
 
         Args:
-            draft: The version.
+            new: The version.
             make_current: Whether readers see it from now on.
             on_damage: Called with what is wrong before a damaged version is replaced; None refuses.
 
@@ -76,11 +70,11 @@ class StoreWriter:
             DamagedEntryError: The version is there already and is damaged, on_damage is None.
             StoreReadError: The same of a version that cannot be read.
         """
-        version = draft.version.id
+        version = new.version.id
 
         def place(staging: Path) -> int | None:
             if not self.stands(version, replaceable=on_damage is not None):
-                write_version(draft, staging)
+                write_version(new, staging)
                 self.install(staging / version, version, on_damage)
             return self.choose(version, staging, make_current=make_current)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import cache
-from cache import layout
+from cache import chunk
 from cache.errors import CacheError, StoreNotFoundError, StoreWriteError, VersionNotFoundError
 from tests.cache.samples import entries, entry
 
@@ -78,7 +78,7 @@ EMPTY = ("publish", "pull", "unpack", "build")
 
 def template(folder: Path) -> None:
     """Make the case that all others are copies of."""
-    with mock.patch.object(layout, "MAX_CHUNK_VALUES", 24):
+    with mock.patch.object(chunk, "MAX_CHUNK_VALUES", 24):
         far = cache.open_store(folder / "far" / "m.zarr", writable=True)
         wanted = far.publish(entries(3, scale=20))
         cache.pack(far, folder / "far" / "m.zip")

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from cache import layout
+from cache import chunk
 from tests.cache.acts import ACTS, EMPTY, check, check_swept, copy, drop, outcome_of, template
 
 _MADE = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -331,7 +331,7 @@ def main(row, acts, others, number):
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with (
         tempfile.TemporaryDirectory(dir=memory) as scratch,
-        mock.patch.object(layout, "MAX_CHUNK_VALUES", 24),
+        mock.patch.object(chunk, "MAX_CHUNK_VALUES", 24),
     ):
         drill = Drill(scratch)
         if "build" in acts + others:

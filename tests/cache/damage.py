@@ -12,7 +12,7 @@ from pathlib import Path
 
 import cache
 from cache.errors import CacheError
-from cache.layout import MAX_ROOT_BYTES, ROOT_KEY, parse_root
+from cache.format import MAX_ROOT_BYTES, ROOT_KEY, parse_root
 from cache.store import Store
 from tests.cache.samples import values_of
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import cache
-from cache import layout
+from cache import chunk
 from tests.cache import crash, fuzz
 from tests.cache.damage import Drill, seeded, zip_damage
 from tests.cache.samples import entries, published, truth_of
@@ -23,7 +23,7 @@ from tests.cache.samples import entries, published, truth_of
 
 def damage_rows(scratch: Path, *, flips_a_file: int, seed: int) -> Drill:
     """Damage a store of two versions with many small chunks in every way."""
-    with mock.patch.object(layout, "MAX_CHUNK_VALUES", 24):
+    with mock.patch.object(chunk, "MAX_CHUNK_VALUES", 24):
         folder = scratch / "m.zarr"
         store = published(folder, entries(4))
         first = store.current

@@ -17,7 +17,7 @@ import google_crc32c
 
 import cache
 from cache.digest import sha256_hex
-from cache.layout import root_document, version_document
+from cache.format import root_document, version_document
 from tests.cache.damage import outcome_of, outcome_of_source
 from tests.cache.samples import DictSource, entries, files_of, published, truth_of
 

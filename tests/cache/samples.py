@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 import cache
-from cache.draft import lay_out, write_version
-from cache.layout import is_version_id
+from cache.format import is_version_id
+from cache.unpublished import assemble, write_version
 
 
 def entry(name="causal/q4", scale=1, *, revision=1):
@@ -121,7 +121,7 @@ class DictSource:
 
 def written_by_hand(folder, made):
     """Write a version's folder without publishing it; returns its id."""
-    draft = lay_out(made)
+    new = assemble(made)
     folder.mkdir(parents=True, exist_ok=True)
-    write_version(draft, folder)
-    return draft.version.id
+    write_version(new, folder)
+    return new.version.id

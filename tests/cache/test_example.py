@@ -45,7 +45,7 @@ def test_the_example_reads_the_golden_caches(read_entry, name, capsys):
 
 
 def test_the_example_reads_many_chunks(read_entry, tmp_path, monkeypatch):
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 7)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 7)
     store = published(tmp_path / "m.zarr")
     for made in entries():
         found = read_entry(store.location, made.name)
@@ -99,7 +99,8 @@ def test_plain_zarr_walks_the_whole_hierarchy(tmp_path):
 
 def test_zarr_writes_arrays_that_decode_alike(tmp_path):
     """An array of our document, filled by zarr itself, has chunks that the cache reads."""
-    from cache.layout import ChunkGrid, array_document, decode_chunk
+    from cache.chunk import ChunkGrid, decode_chunk
+    from cache.format import array_document
 
     values = np.arange(1000, dtype=np.int32) * 3
     (tmp_path / "zarr.json").write_bytes(array_document(values.size))

@@ -175,7 +175,7 @@ def test_what_is_no_store_is_told_before_the_work(tmp_path, far, monkeypatch, ma
     made(near)
     before = sorted(near.parent.rglob("*"))
     chunks = []
-    for module in ("draft.encode_chunk", "receive.sound_chunk"):
+    for module in ("unpublished.encode_chunk", "receive.sound_chunk"):
         monkeypatch.setattr(f"cache.{module}", lambda *args: chunks.append(args))
     for write in WRITES.values():
         with pytest.raises((StoreWriteError, StoreReadError), match=written) as caught:
@@ -249,7 +249,7 @@ def test_what_is_always_taken_away_ends_in_one_line(tmp_path, monkeypatch):
     with stage(tmp_path / "m.zarr") as staging:
         assert staging.parent == tmp_path
 
-    def taking(draft, folder):
+    def taking(new, folder):
         shutil.rmtree(folder)
         raise FileNotFoundError(errno.ENOENT, "gone", str(folder))
 

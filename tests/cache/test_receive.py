@@ -16,7 +16,7 @@ from tests.cache.samples import entries, files_of, published
 @pytest.fixture
 def far(tmp_path, monkeypatch):
     """A cache of seven chunks in ``tmp_path / "far"``."""
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 24)
     return published(tmp_path / "far" / "f.zarr", entries(6))
 
 

@@ -106,7 +106,7 @@ def test_http_pulls_the_same_files(web, tmp_path):
 
 
 def test_http_resumes_after_a_broken_transfer(web, tmp_path, monkeypatch):
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 24)
     store = published(web.folder / "m.zarr", entries(6))
     web.break_after = 5
     with pytest.raises(StoreReadError, match=f"cannot read {web.url}"):

@@ -363,7 +363,7 @@ def test_pull_takes_a_version_by_id_and_prefix(store, tmp_path, url):
 
 
 def test_a_pull_that_breaks_shows_no_version_and_resumes(tmp_path, url, monkeypatch):
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 24)
     store = published(tmp_path / "m.zarr", entries(6))
     cache.push(store, url)
     read = UrlSource.read
@@ -394,7 +394,7 @@ def test_a_pull_that_breaks_shows_no_version_and_resumes(tmp_path, url, monkeypa
 
 
 def test_a_torn_leftover_of_a_pull_is_fetched_again(tmp_path, url, monkeypatch):
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 24)
     store = published(tmp_path / "m.zarr", entries(6))
     cache.push(store, url)
     left = tmp_path / f".n.zarr.tmp-pull-{store.current[:16]}" / store.current / "spans" / "c"

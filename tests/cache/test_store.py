@@ -6,8 +6,8 @@ import pytest
 
 import cache
 from cache import reader, sections
+from cache.chunk import decode_chunk
 from cache.digest import sha256_hex
-from cache.draft import lay_out
 from cache.errors import (
     DamagedEntryError,
     EntryNotFoundError,
@@ -17,7 +17,8 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
-from cache.layout import decode_chunk, manifest_of
+from cache.format import manifest_of
+from cache.unpublished import assemble
 from tests.cache.samples import (
     DictSource,
     entries,
@@ -49,7 +50,7 @@ def test_what_is_published_is_what_loads(store):
 @pytest.mark.parametrize("values", [1 << 24, 24, 7])
 def test_loaded_arrays_cannot_be_written(tmp_path, monkeypatch, values):
     """In one chunk, at the edge of two, and over several."""
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", values)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", values)
     store = published(tmp_path / "m.zarr")
     for loaded in cache.open_store(store.location).load_all().values():
         for array in loaded.arrays.values():
@@ -185,7 +186,7 @@ def test_an_old_version_loads_by_id_and_prefix(store):
 
 def test_the_last_chunk_is_padded_with_the_fill_value(tmp_path, monkeypatch):
     """What a plain zarr reader shows past the end is no value of an entry."""
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 7)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 7)
     values = np.arange(1, 20, dtype=np.int32)
     made = cache.EntryData(name="a", spec={}, spans={"x": values[:12], "y": values[12:]})
     store = published(tmp_path / "m.zarr", [made])
@@ -388,7 +389,7 @@ def test_a_folder_of_version_2_is_refused(store, tmp_path):
 
 def test_a_damaged_entry_names_its_file_and_spares_the_others(store, tmp_path, monkeypatch):
     last = values_of(store.load("causal/q12"))
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 24)
     other = published(tmp_path / "n.zarr")
     chunk = tmp_path / "n.zarr" / other.current / "spans" / "c" / "1"
     chunk.write_bytes(chunk.read_bytes()[:-1])
@@ -409,14 +410,14 @@ def test_a_file_url_is_a_folder(store):
 
 
 def test_a_manifest_that_no_reader_would_take_is_not_published(store, tmp_path, monkeypatch):
-    size = len(lay_out(entries(9)).version.document)
+    size = len(assemble(entries(9)).version.document)
     before = files_of(store)
-    for module in ("draft", "reader", "source", "verify"):
+    for module in ("unpublished", "reader", "source", "verify"):
         monkeypatch.setattr(f"cache.{module}.MAX_DOCUMENT_BYTES", size - 1)
     with pytest.raises(InvalidEntryError, match=f"within {size - 1} bytes, found {size}; publish"):
         store.publish(entries(9))
     assert files_of(store) == before
-    for module in ("draft", "reader", "source", "verify"):
+    for module in ("unpublished", "reader", "source", "verify"):
         monkeypatch.setattr(f"cache.{module}.MAX_DOCUMENT_BYTES", size)
     store.publish(entries(9))
     again = cache.open_store(tmp_path / "m.zarr")
@@ -424,7 +425,7 @@ def test_a_manifest_that_no_reader_would_take_is_not_published(store, tmp_path, 
 
 
 def test_an_entry_across_chunks_is_put_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 7)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 7)
     store = published(tmp_path / "m.zarr")
     assert len(files_of(store)) > 15
     again = cache.open_store(store.location)

@@ -374,7 +374,7 @@ def test_what_cannot_be_removed_is_reported_and_the_rest_goes(five, tmp_path, mo
 @pytest.fixture
 def chunked(tmp_path, monkeypatch):
     """A store of many small chunks with an old version, which is not current."""
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 24)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 24)
     store = published(tmp_path / "m.zarr", entries(4))
     old = store.current
     store.publish(entries(1, scale=9))

@@ -6,9 +6,9 @@ import pytest
 
 import cache
 from cache.digest import sha256_hex
-from cache.draft import lay_out
 from cache.errors import DamagedEntryError, FormatVersionError, InvalidEntryError
-from cache.layout import version_document
+from cache.format import version_document
+from cache.unpublished import assemble
 from cache.version import Diff, parse_version
 from tests.cache.samples import entries, entry
 
@@ -21,7 +21,7 @@ def test_entries_lie_end_to_end_sorted_by_name_and_hashed_in_order():
         tables={"t": np.array([9], np.int32)},
     )
     a = cache.EntryData(name="a", spec={}, attrs={"n": 2}, spans={"s": np.array([1, 2], np.int32)})
-    version = lay_out([b, a]).version
+    version = assemble([b, a]).version
     manifest = json.loads(version.document)["attributes"]["manifest"]
     assert manifest == {
         "format": "flex-mask-cache",
@@ -71,13 +71,13 @@ def test_equal_content_has_an_equal_id_whatever_the_order_and_memory_layout():
         )
         for e in reversed(made)
     ]
-    assert lay_out(made).version.id == lay_out(turned).version.id
+    assert assemble(made).version.id == assemble(turned).version.id
     # The values go by their place, not by where they lie in memory.
     table = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
     other = np.asfortranarray(table.transpose(2, 0, 1)[::-1])
     assert not other.flags.c_contiguous
     (view,), (copy,) = (
-        lay_out([cache.EntryData(name="a", spec={}, spans={"x": array})]).values["spans"]
+        assemble([cache.EntryData(name="a", spec={}, spans={"x": array})]).values["spans"]
         for array in (other, np.array(other.tolist(), np.int32))
     )
     assert view.tolist() == copy.tolist() == np.array(other.tolist()).reshape(-1).tolist()
@@ -112,7 +112,7 @@ def test_an_entry_that_breaks_a_rule_is_refused(change, message):
         "tables": good.tables,
     }
     with pytest.raises(InvalidEntryError, match=message):
-        lay_out([cache.EntryData(**(fields | change))])
+        assemble([cache.EntryData(**(fields | change))])
 
 
 def test_an_entry_of_more_than_4_gib_is_refused():
@@ -123,16 +123,16 @@ def test_an_entry_of_more_than_4_gib_is_refused():
 
 def test_two_entries_of_one_name_are_refused():
     with pytest.raises(InvalidEntryError, match="the name must be unique"):
-        lay_out([entry(), entry(scale=2)])
+        assemble([entry(), entry(scale=2)])
 
 
 def test_the_longest_name_is_published_and_read_back():
-    (name,) = lay_out([entry("x" * 200)]).version.entries
+    (name,) = assemble([entry("x" * 200)]).version.entries
     assert name == "x" * 200
 
 
 def test_names_with_dots_inside_are_fine():
-    assert list(lay_out([entry("v1.5/..x/.h")]).version.entries) == ["v1.5/..x/.h"]
+    assert list(assemble([entry("v1.5/..x/.h")]).version.entries) == ["v1.5/..x/.h"]
 
 
 def signed(manifest):
@@ -142,7 +142,7 @@ def signed(manifest):
 
 
 def manifest_of_entries():
-    document = lay_out(entries(2)).version.document
+    document = assemble(entries(2)).version.document
     return json.loads(document)["attributes"]["manifest"]
 
 
@@ -277,8 +277,8 @@ def test_a_manifest_of_version_2_is_refused():
 
 
 def test_a_diff_names_what_was_added_removed_and_changed():
-    old = lay_out([entry("a"), entry("b"), entry("c"), entry("d")]).version
-    new = lay_out([entry("a"), entry("b", 2), entry("c", revision=2), entry("e")]).version
+    old = assemble([entry("a"), entry("b"), entry("c"), entry("d")]).version
+    new = assemble([entry("a"), entry("b", 2), entry("c", revision=2), entry("e")]).version
     assert Diff.between(old, new) == Diff(added=("e",), removed=("d",), changed=("b", "c"))
     assert Diff.between(old, old) == Diff((), (), ())
 
@@ -296,5 +296,5 @@ def test_a_diff_names_what_was_added_removed_and_changed():
 )
 def test_a_diff_sees_each_field_of_an_entry(changed):
     was = {"name": "a", "spec": {}, "spans": {"x": np.array([1, 2, 3, 4], np.int32)}}
-    old, new = (lay_out([cache.EntryData(**fields)]).version for fields in (was, was | changed))
+    old, new = (assemble([cache.EntryData(**fields)]).version for fields in (was, was | changed))
     assert Diff.between(old, new) == Diff((), (), ("a",))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import cache
-from cache import draft, writer
+from cache import unpublished, writer
 from cache.errors import DamagedEntryError, StoreWriteError
 from cache.place import locked
 from tests.cache.samples import entries, files_of, published
@@ -48,7 +48,7 @@ def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path, monkeypatch, number
     store = published(tmp_path / "m.zarr")
     before, current = files_of(store), store.current
     calls = []
-    write = draft.write_synced
+    write = unpublished.write_synced
 
     def refuse(path, data):
         calls.append(path)
@@ -56,7 +56,7 @@ def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path, monkeypatch, number
             raise OSError(number, os.strerror(number), str(path))
         write(path, data)
 
-    monkeypatch.setattr(draft, "write_synced", refuse)
+    monkeypatch.setattr(unpublished, "write_synced", refuse)
     monkeypatch.setattr("cache.atomic.write_synced", refuse)
     with pytest.raises(StoreWriteError, match=os.strerror(number)) as caught:
         store.publish(entries(4, scale=50))
@@ -69,7 +69,7 @@ def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path, monkeypatch, number
     assert store.verify() == []
 
 
-@pytest.mark.parametrize("place", ["draft.write_synced", "writer.move_folder"])
+@pytest.mark.parametrize("place", ["unpublished.write_synced", "writer.move_folder"])
 def test_a_full_disk_during_the_first_publish_leaves_no_store(tmp_path, monkeypatch, place):
     def refuse(*_arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -190,7 +190,7 @@ def test_a_full_disk_leaves_the_damaged_version_where_it_is(tmp_path, monkeypatc
     def refuse(*_arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(draft, "write_synced", refuse)
+    monkeypatch.setattr(unpublished, "write_synced", refuse)
     with pytest.raises(StoreWriteError, match="No space left"):
         store.publish(entries(), on_damage=lambda error: None)
     assert files_of(store) == before

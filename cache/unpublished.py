@@ -1,4 +1,4 @@
-"""A version before it is published: entries laid end to end, and written as files."""
+"""A version before it is published: entries put end to end, and written as files."""
 
 import concurrent.futures
 import dataclasses
@@ -10,21 +10,18 @@ from typing import Any
 import numpy as np
 
 from cache.atomic import write_synced
+from cache.chunk import FILL_VALUE, ChunkGrid, IntArray, encode_chunk
 from cache.digest import canonical_json, sha256_hex
 from cache.entry import EntryData
 from cache.errors import InvalidEntryError
-from cache.layout import (
-    FILL_VALUE,
+from cache.format import (
     FORMAT,
     FORMAT_VERSION,
     MAX_DOCUMENT_BYTES,
     SECTIONS,
-    ChunkGrid,
-    IntArray,
     array_document,
     array_key,
     chunk_key,
-    encode_chunk,
     version_document,
     version_key,
 )
@@ -32,22 +29,22 @@ from cache.version import Version, parse_version
 
 
 @dataclasses.dataclass(frozen=True)
-class Draft:
-    """A version laid out in memory and ready to be written."""
+class UnpublishedVersion:
+    """A version assembled in memory and ready to be written."""
 
     version: Version
     values: Mapping[str, tuple[IntArray, ...]]
     """By section, flat int32 arrays that follow one another without a gap."""
 
 
-def lay_out(entries: Iterable[EntryData]) -> Draft:
+def assemble(entries: Iterable[EntryData]) -> UnpublishedVersion:
     """Place entries end to end, take their digests and write the manifest.
 
     Args:
         entries: In any order; equal content gives an equal id whatever the order.
 
     Returns:
-        The draft of the version.
+        The version, unpublished.
 
     Raises:
         InvalidEntryError: An entry breaks a rule, two have one name, or the manifest is too long.
@@ -93,7 +90,7 @@ def lay_out(entries: Iterable[EntryData]) -> Draft:
             f"publish fewer entries a version",
         )
     version = parse_version(document, sha256_hex(manifest), "manifest")
-    return Draft(version, {section: tuple(parts) for section, parts in values.items()})
+    return UnpublishedVersion(version, {section: tuple(parts) for section, parts in values.items()})
 
 
 def make_folders(folder: Path, version_id: str) -> None:
@@ -108,19 +105,19 @@ def make_folders(folder: Path, version_id: str) -> None:
         (folder / version_id / section / "c").mkdir()
 
 
-def write_version(draft: Draft, folder: Path) -> None:
+def write_version(new: UnpublishedVersion, folder: Path) -> None:
     """Write a version's files below ``folder``, each synced, its own document last.
 
     Raises:
         OSError: The disk refuses.
     """
-    version = draft.version
+    version = new.version
     make_folders(folder, version.id)
     # A thread that is not the main one makes Blosc use one thread: equal content, equal bytes.
     with concurrent.futures.ThreadPoolExecutor(len(SECTIONS)) as pool:
         for section in SECTIONS:
             grid = ChunkGrid(version.totals[section])
-            chunks = _chunks(draft.values[section], grid)
+            chunks = _chunks(new.values[section], grid)
             # One at a time, so that a version larger than memory's half is not copied whole.
             for index, chunk in enumerate(chunks):
                 data = pool.submit(encode_chunk, chunk).result()

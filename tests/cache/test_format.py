@@ -4,20 +4,17 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from cache import layout
-from cache.errors import DamagedEntryError, FormatVersionError
-from cache.layout import (
+from cache import chunk
+from cache.chunk import (
     MAX_CHUNK_VALUES,
     ChunkGrid,
     check_chunk,
     decode_chunk,
     encode_chunk,
-    manifest_of,
     max_chunk_bytes,
-    parse_root,
-    root_document,
-    version_document,
 )
+from cache.errors import DamagedEntryError, FormatVersionError
+from cache.format import is_version_id, manifest_of, parse_root, root_document, version_document
 
 ID = "ab" * 32
 
@@ -26,8 +23,8 @@ ID = "ab" * 32
     "text", [ID[:-1], ID + "a", ID + "\n", "\n" + ID, ID.upper(), "g" + ID[1:], "", "٣" + ID[1:]]
 )
 def test_an_id_is_64_lower_case_digits_and_nothing_else(text):
-    assert layout.is_version_id(ID)
-    assert not layout.is_version_id(text)
+    assert is_version_id(ID)
+    assert not is_version_id(text)
 
 
 def with_checksum(frame):
@@ -75,7 +72,7 @@ def test_a_chunk_that_claims_gigabytes_is_refused_before_it_is_decoded(monkeypat
     def decoder(*_arguments):
         raise AssertionError("the decoder must not be called")
 
-    monkeypatch.setattr(layout.blosc, "decompress", decoder)
+    monkeypatch.setattr(chunk.blosc, "decompress", decoder)
     frame = bytearray(103_000)
     struct.pack_into("<BBBBIII", frame, 0, 2, 1, 0x91, 4, 1_900_000_000, 1 << 20, len(frame))
     with pytest.raises(DamagedEntryError, match=r"decoded bytes \(expected 4096, found 1900000000"):
