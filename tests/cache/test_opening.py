@@ -157,7 +157,7 @@ def test_no_current_version_is_told_with_what_brings_one(tmp_path):
 
 def test_sidecars_stand_beside_whatever_holds_the_version(store, packed, tmp_path, monkeypatch):
     version = store.current
-    wanted = tmp_path / "attest" / version
+    wanted = tmp_path / "sidecars" / version
     assert cache.open_store(packed).sidecar_dir(version) == wanted
     assert cache.open_store(f"file://{tmp_path}/m.zarr").sidecar_dir(version) == wanted
     monkeypatch.chdir(tmp_path)
@@ -166,10 +166,34 @@ def test_sidecars_stand_beside_whatever_holds_the_version(store, packed, tmp_pat
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / "n.zarr").symlink_to(tmp_path / "m.zarr")
     assert cache.open_store("link/n.zarr").sidecar_dir(version) == wanted
-    cache.push(store, "memory://beside/m.zarr")
-    with pytest.raises(StoreWriteError) as caught:
-        cache.open_store("memory://beside/m.zarr").sidecar_dir(version)
-    assert str(caught.value) == ("memory://beside/m.zarr has no folder beside it; pull it first")
+
+
+def test_a_sidecar_is_read_where_it_stands_and_by_its_old_place_last(store, packed, tmp_path):
+    version = store.current
+    new, old = (tmp_path / top / version for top in ("sidecars", "attest"))
+    for opened in (store, cache.open_store(packed)):
+        assert opened.find_sidecar(version, "a.json") == new / "a.json"
+    old.mkdir(parents=True)
+    (old / "a.json").write_bytes(b"old")
+    assert store.find_sidecar(version, "a.json") == old / "a.json"
+    # Another name, or another version's.
+    assert store.find_sidecar(version, "b.json") == new / "b.json"
+    assert store.find_sidecar("0" * 64, "a.json").parent == new.with_name("0" * 64)
+    new.mkdir(parents=True)
+    assert store.find_sidecar(version, "a.json") == old / "a.json"
+    (new / "a.json").write_bytes(b"new")
+    assert store.find_sidecar(version, "a.json") == new / "a.json"
+
+
+def test_nothing_stands_beside_a_url(store):
+    url = "memory://beside/m.zarr"
+    cache.push(store, url)
+    far = cache.open_store(url)
+    for ask in (far.sidecar_dir, lambda version: far.find_sidecar(version, "a.json")):
+        with pytest.raises(StoreWriteError) as caught:
+            ask(store.current)
+        assert str(caught.value) == f"{url} has no folder beside it; pull it first"
+        assert caught.value.file == url
 
 
 def test_a_root_of_the_longest_allowed_length_is_read_and_no_longer_one(store):
