@@ -70,7 +70,7 @@ def test_the_documents_of_both_sections_are_compared_with_the_manifest(files):
 
 
 def test_the_keys_of_a_version_are_its_files_and_its_document_is_last(tmp_path, monkeypatch):
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 30)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 30)
     store = published(tmp_path / "m.zarr")
     version = store.current
     keys = list(store.reader().file_keys())
@@ -86,7 +86,7 @@ def test_the_keys_of_a_version_are_its_files_and_its_document_is_last(tmp_path, 
 
 def test_the_files_of_an_entry_are_those_that_hold_a_value_of_it(tmp_path, monkeypatch):
     """72 spans' values in chunks of 24: two entries a boundary apart, one of none."""
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", 18)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 18)
     store = published(tmp_path / "m.zarr", [*entries(), cache.EntryData(name="none", spec={})])
     reading, place = store.reader(), f"{store.location}/{store.current}"
     found = {n: reading.entry_files(info) for n, info in reading.version.entries.items()}
@@ -217,7 +217,7 @@ def test_what_was_not_decoded_ahead_is_told_when_it_is_wanted(files):
 
 @pytest.mark.parametrize("length", [1, 5, 18, 71, 72, 100])
 def test_any_range_of_a_section_is_put_together_from_its_chunks(tmp_path, monkeypatch, length):
-    monkeypatch.setattr("cache.layout.MAX_CHUNK_VALUES", length)
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", length)
     store = published(tmp_path / "m.zarr")
     version = store.version()
     whole = np.concatenate(
