@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import click
 
-from maskgen.neighbours import hidden_cache
+from flex_mask_compiler import hidden
 
 DEBUG = "maskgen.border.debug"
 
@@ -71,7 +71,7 @@ class Command(click.Command):
         try:
             return super().make_context(*args, **options)
         except click.ClickException as error:
-            if hidden_cache() is None:
+            if hidden("cache") is None:
                 from cache.address import without_secrets_in
 
                 error.message = without_secrets_in(error.message)  # type: ignore[misc]
@@ -79,8 +79,8 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error becomes a message and an exit code."""
-        if (hidden := hidden_cache()) is not None:
-            raise click.ClickException(hidden)
+        if (sentence := hidden("cache")) is not None:
+            raise click.ClickException(sentence)
         _open_streams()
         # Loaded now: once files or memory have run out it would be too late.
         from maskgen.faults import exit_code, show

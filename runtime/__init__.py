@@ -1,1 +1,7 @@
 """Static-graph training of speculative drafters over prebuilt masks."""
+
+from flex_mask_compiler import hidden
+
+if (_sentence := hidden("maskgen")) is not None:
+    # By the name of this package `python -m` knows it, and ends in one line.
+    raise ImportError(_sentence, name=__name__)
