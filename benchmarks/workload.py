@@ -17,9 +17,9 @@ import cache
 from maskgen.build import build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
-from runtime.config import TrainConfig
 from runtime.dflash.drafter import DrafterConfig
 from runtime.dflash.objective import FrozenTarget
+from runtime.dflash.settings import DFlashTrain
 from runtime.ranks.collectives import Group
 from runtime.ranks.devices import Placement
 from runtime.training.replica import Replica
@@ -170,7 +170,7 @@ def make_replica(
         drafter_config=size.drafter_config(),
         target=frozen_target(size, placement, device),
         entries=entries,
-        train=TrainConfig(
+        train=DFlashTrain(
             steps=steps, global_batch=batch * group.size, lr=1e-4, reduce_dtype=reduce_dtype
         ),
     )

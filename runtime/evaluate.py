@@ -21,9 +21,9 @@ from runtime.options import Command, config_options, devices_option, overriding
 from runtime.progress import Progress, say
 
 if TYPE_CHECKING:
-    from runtime.config import Config
     from runtime.data.dataset import Dataset
     from runtime.dflash.drafter import Drafter, DrafterConfig
+    from runtime.dflash.settings import DFlashConfig
     from runtime.dflash.speculate import Decoded
     from runtime.target.model import Target
 
@@ -52,9 +52,11 @@ def main(
 
     Exits with 3 when a speculative text differs from the target's own by more than rounding.
     """
-    from runtime.config import read_config
+    from runtime.dflash.settings import as_dflash
+    from runtime.methods import read_run
 
-    config = read_config(config_path, overriding(config_path, settings, {"run.devices": devices}))
+    _, read = read_run(config_path, overriding(config_path, settings, {"run.devices": devices}))
+    config = as_dflash(read)
     result = evaluate(config, drafter_folder)
 
     def show() -> None:
@@ -69,7 +71,7 @@ def main(
         sys.exit(3)
 
 
-def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> EvaluationResult:
+def evaluate(config: "DFlashConfig", drafter_folder: str | Path | None = None) -> EvaluationResult:
     """Measure the drafter of a run file.
 
     Args:
@@ -107,7 +109,7 @@ def evaluate(config: "Config", drafter_folder: str | Path | None = None) -> Eval
     return replace(result, same_target=made_for)
 
 
-def keep_result(config: "Config", result: EvaluationResult, *, draw: bool) -> None:
+def keep_result(config: "DFlashConfig", result: EvaluationResult, *, draw: bool) -> None:
     """Write ``evaluate.json`` into the run folder.
 
     Args:
@@ -135,7 +137,7 @@ def _untrained(
     network: "DrafterConfig",
     heldout: "Dataset",
     train: "Dataset",
-    config: "Config",
+    config: "DFlashConfig",
 ) -> "Drafter":
     """Where a run's drafter starts from; of a drafter that reads other layers, a random start."""
     import torch
@@ -154,7 +156,7 @@ def evaluate_drafter(
     target: "Target",
     drafter: "Drafter",
     dataset: "Dataset",
-    config: "Config",
+    config: "DFlashConfig",
     *,
     untrained: "Drafter",
 ) -> EvaluationResult:

@@ -43,11 +43,13 @@ def main(
     config_path: str, settings: tuple[str, ...], step: int | None, out: str | None, as_json: bool
 ) -> None:
     """Write a checkpoint as a drafter folder that SGLang and vLLM serve."""
-    from runtime.config import read_config
     from runtime.dflash.capabilities import EXPORT, Request, check_request
+    from runtime.dflash.settings import as_dflash
+    from runtime.methods import read_run
     from runtime.training.inputs import run_specs
 
-    config = read_config(config_path, overriding(config_path, settings))
+    _, read = read_run(config_path, overriding(config_path, settings))
+    config = as_dflash(read)
     specs = run_specs(config) if config.masks else {}
     check_request(Request(config=config, specs=specs), (EXPORT,))
     run_folder = Path(config.run.folder)

@@ -151,7 +151,7 @@ def stream_text(
 
 def _parse_keywords(settings: tuple[str, ...]) -> dict[str, Any]:
     from maskgen.runfile import read_value
-    from runtime.config import parse_config
+    from runtime.config import Config, parse_config
     from runtime.errors import ConfigError
 
     keywords: dict[str, Any] = {}
@@ -160,7 +160,7 @@ def _parse_keywords(settings: tuple[str, ...]) -> dict[str, Any]:
         if not separator or not key:
             raise ConfigError("--template", setting, "must read KEY=VALUE")
         keywords[key] = read_value(text)
-    return dict(parse_config({"data": {"template": keywords}}).data.template)
+    return dict(parse_config({"data": {"template": keywords}}, Config).data.template)
 
 
 if __name__ == "__main__":

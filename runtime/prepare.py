@@ -13,8 +13,8 @@ from runtime.options import Command, config_options, devices_option, overriding
 from runtime.progress import say
 
 if TYPE_CHECKING:
-    from runtime.config import Config
     from runtime.data.dataset import Sample
+    from runtime.dflash.settings import DFlashConfig
     from runtime.prompts.counts import Counts
     from runtime.prompts.records import Record
     from runtime.ranks.devices import Placement
@@ -43,10 +43,12 @@ def main(
 
     Does nothing when the folder holds just what these prompts, target and settings give, whole.
     """
-    from runtime.config import read_config
+    from runtime.dflash.settings import as_dflash
+    from runtime.methods import read_run
 
     options = {"target.model": target, "run.devices": devices}
-    rows = prepare(read_config(config_path, overriding(config_path, settings, options)))
+    _, config = read_run(config_path, overriding(config_path, settings, options))
+    rows = prepare(as_dflash(config))
     if as_json:
         click.echo(json.dumps(rows))
     else:
@@ -56,7 +58,7 @@ def main(
             click.echo(f"{name:36} {value}" + (f"  {where}" if where else ""))
 
 
-def prepare(config: "Config") -> dict[str, Any]:
+def prepare(config: "DFlashConfig") -> dict[str, Any]:
     """Run the whole command.
 
     Returns:
@@ -122,7 +124,7 @@ def prepare(config: "Config") -> dict[str, Any]:
     return {**_table(meta, str(folder)), "seconds": round(time.perf_counter() - began, 1)}
 
 
-def largest_context(config: "Config") -> int:
+def largest_context(config: "DFlashConfig") -> int:
     """The largest context of the run's mask entries, in tokens: the longest sample.
 
     Raises:
@@ -134,7 +136,7 @@ def largest_context(config: "Config") -> int:
     return max(run_specs(config))
 
 
-def _split_settings(config: "Config") -> dict[str, Any]:
+def _split_settings(config: "DFlashConfig") -> dict[str, Any]:
     """What decides which samples are held out, as ``meta.json`` has it."""
     from runtime.errors import ConfigError
 
@@ -178,7 +180,7 @@ def _kept(folder: Path, key: str) -> dict[str, Any] | None:
 
 
 def _make(
-    config: "Config",
+    config: "DFlashConfig",
     placement: "Placement",
     prompts: Sequence[str],
     records: "Sequence[Record]",
@@ -281,7 +283,7 @@ def _write(
 
 
 def _key(
-    config: "Config", placement: "Placement", prompts: Sequence[str], target_digest: str
+    config: "DFlashConfig", placement: "Placement", prompts: Sequence[str], target_digest: str
 ) -> str:
     """SHA-256 of everything that the folder's samples depend on; the split is apart.
 
@@ -305,7 +307,7 @@ def _key(
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def _stores(config: "Config", placement: "Placement") -> bool:
+def _stores(config: "DFlashConfig", placement: "Placement") -> bool:
     wanted = config.data.features
     return placement.kind == "cpu" if wanted == "auto" else wanted == "stored"
 

@@ -20,7 +20,7 @@ from runtime.progress import say
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.config import Config
+    from runtime.dflash.settings import DFlashConfig
     from runtime.ranks.processes import Processes
     from runtime.training.inputs import Session
     from runtime.training.outcome import StepCounts
@@ -67,10 +67,11 @@ def main(
         "run.target_devices": target_devices,
         "train.anchors": anchors,
     }
-    from runtime.config import read_config
+    from runtime.dflash.settings import as_dflash
+    from runtime.methods import read_run
 
     overrides = overriding(config_path, settings, options)
-    config = read_config(config_path, overrides)
+    config = as_dflash(read_run(config_path, overrides)[1])
     from runtime.ranks.processes import join_processes
     from runtime.training.run_folder import held
 
@@ -109,7 +110,7 @@ def main(
 
 
 def train(
-    config: "Config",
+    config: "DFlashConfig",
     config_path: str,
     *,
     fresh: bool = False,
@@ -278,7 +279,7 @@ def train(
     return result
 
 
-def _record(config: "Config", result: "RunResult") -> dict[str, Any]:
+def _record(config: "DFlashConfig", result: "RunResult") -> dict[str, Any]:
     folder = Path(config.run.folder)
     return {
         "run_folder": str(folder),
@@ -295,7 +296,7 @@ def _record(config: "Config", result: "RunResult") -> dict[str, Any]:
 
 
 def _closing_rows(
-    config: "Config", session: "Session", result: "RunResult", first_step: int
+    config: "DFlashConfig", session: "Session", result: "RunResult", first_step: int
 ) -> dict[str, Any]:
     from runtime.training.picture import PICTURE_FILE
 

@@ -14,9 +14,9 @@ from maskgen.block_mask import check_gpu_limits
 from maskgen.errors import UnsupportedMaskError
 from maskgen.families import families
 from maskgen.spec import MaskSpec
-from runtime.config import Config
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.likeness import unlike
+from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 from runtime.ranks.devices import Placement
 from runtime.target.outline import TargetOutline
@@ -46,7 +46,7 @@ class Request:
     What a door does not know is left out, and the rows that need it do not apply.
     """
 
-    config: Config
+    config: DFlashConfig
     specs: Mapping[int, MaskSpec] = field(default_factory=dict)
     """Context -> mask entry of the run."""
     placement: Placement | None = None

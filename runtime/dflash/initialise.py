@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.config import Config
 from runtime.data.dataset import Dataset
 from runtime.dflash.config import ROPE_KEYS
 from runtime.dflash.drafter import Drafter, DrafterConfig
 from runtime.dflash.embedding import fed_scale
 from runtime.dflash.likeness import COPIED, HEAD_NORMS, rope_of, unlike
+from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 from runtime.target.model import Target
 from runtime.target.outline import TargetOutline
@@ -110,7 +110,7 @@ def _rope(config: Any) -> tuple[float, dict[str, Any] | None]:
 
 
 def initial_drafter(
-    target: Target, train: Dataset, config: Config, drafter: DrafterConfig
+    target: Target, train: Dataset, config: DFlashConfig, drafter: DrafterConfig
 ) -> Drafter:
     """The drafter that a run starts from; the same call gives the same weights again.
 

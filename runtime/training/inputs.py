@@ -16,6 +16,7 @@ from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.plan import StepPlan
 from runtime.dflash.capabilities import Request, check_request
+from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError, DatasetError
 from runtime.ranks.devices import Placement
 from runtime.training.entries import entries_name, load_buckets
@@ -41,7 +42,7 @@ class Session:
 
 
 def open_session(
-    config: Config, config_path: str, *, placement: Placement | None = None, ranks: int = 1
+    config: DFlashConfig, config_path: str, *, placement: Placement | None = None, ranks: int = 1
 ) -> Session:
     """Open the training data and the masks that it needs.
 
@@ -92,7 +93,7 @@ def open_session(
     )
 
 
-def _check_features(config: Config, dataset: Dataset) -> None:
+def _check_features(config: DFlashConfig, dataset: Dataset) -> None:
     """Refuse data whose features lie elsewhere than the run file says."""
     asked, held = config.data.features, dataset.meta["features"]
     if asked not in ("auto", held):
@@ -102,13 +103,13 @@ def _check_features(config: Config, dataset: Dataset) -> None:
         )
 
 
-def sample_settings(config: Config) -> dict[str, Any]:
+def sample_settings(config: DFlashConfig) -> dict[str, Any]:
     """The settings of ``[data]`` that decide what the samples of a folder are."""
     names = ("max_new_tokens", "min_answer_tokens", "min_distinct_4grams", "too_long")
     return {name: getattr(config.data, name) for name in names}
 
 
-def check_prepared(config: Config, dataset: Dataset) -> None:
+def check_prepared(config: DFlashConfig, dataset: Dataset) -> None:
     """Refuse data that were prepared by other settings than the run file's.
 
     Prompt files are not compared: a run needs none of them.
@@ -128,7 +129,7 @@ def check_prepared(config: Config, dataset: Dataset) -> None:
     _check_template(config, dataset)
 
 
-def _check_template(config: Config, dataset: Dataset) -> None:
+def _check_template(config: DFlashConfig, dataset: Dataset) -> None:
     from runtime.prompts.template import TemplateChoice
 
     asked = TemplateChoice.read(config.data.chat_template, config.data.template).as_dict()
@@ -144,7 +145,7 @@ def _check_template(config: Config, dataset: Dataset) -> None:
         )
 
 
-def run_specs(config: Config) -> dict[int, MaskSpec]:
+def run_specs(config: DFlashConfig) -> dict[int, MaskSpec]:
     """The run's mask entries as ``[masks]`` asks for them, by context, ascending.
 
     Raises:

@@ -10,6 +10,7 @@ from runtime.config import TrainConfig
 from runtime.data.plan import Step
 from runtime.dflash.drafter import Drafter, DrafterConfig
 from runtime.dflash.objective import COUNTERS, DraftStep, FrozenTarget, Sums, draft_objective
+from runtime.dflash.settings import DFlashTrain
 from runtime.ranks.collectives import Group
 from runtime.ranks.devices import Placement, enter_thread
 from runtime.static.buffers import Field, InputSlot, input_slots
@@ -46,7 +47,7 @@ class Replica:
         drafter_config: DrafterConfig,
         target: FrozenTarget,
         entries: Mapping[int, MaskEntry],
-        train: TrainConfig,
+        train: DFlashTrain,
         num_slots: int = 2,
     ) -> None:
         self.group = group

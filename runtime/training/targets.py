@@ -5,13 +5,13 @@ from functools import partial
 
 import torch
 
-from runtime.config import Config
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.dflash.capabilities import Request, check_request
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.initialise import drafter_config, made_up
 from runtime.dflash.objective import FrozenTarget
+from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError, DatasetError
 from runtime.progress import say
 from runtime.ranks.devices import Placement, place
@@ -20,7 +20,9 @@ from runtime.target.model import Target, outline_target
 from runtime.training.target_worker import RemoteTarget
 
 
-def place_targets(config: Config, placement: Placement, share: tuple[int, int]) -> Placement | None:
+def place_targets(
+    config: DFlashConfig, placement: Placement, share: tuple[int, int]
+) -> Placement | None:
     """Devices of targets that have their own; None where each drafter's device computes its own.
 
     Args:
@@ -44,7 +46,7 @@ def place_targets(config: Config, placement: Placement, share: tuple[int, int]) 
     return apart
 
 
-def check_target(config: Config, dataset: Dataset) -> None:
+def check_target(config: DFlashConfig, dataset: Dataset) -> None:
     """Refuse another target than the data's before it is loaded, which takes long.
 
     The files of a hub name may be yet to be downloaded: they are compared after the load only.

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from maskgen.entry import MaskEntry
 from maskgen.faults import told
-from runtime.config import Config
 from runtime.data.dataset import Dataset
 from runtime.data.plan import Step, StepPlan
 from runtime.dflash.anchors import LayoutChooser
 from runtime.dflash.drafter import DrafterConfig
 from runtime.dflash.folder import target_record
 from runtime.dflash.objective import FrozenTarget
+from runtime.dflash.settings import DFlashConfig
 from runtime.errors import FrozenError, NonFiniteError, WorkerError
 from runtime.export import FEATURE_SCALE, TARGET
 from runtime.ranks.agreement import check_agreement
@@ -85,7 +85,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        config: Config,
+        config: DFlashConfig,
         placement: Placement,
         drafter_config: DrafterConfig,
         targets: list[FrozenTarget],

@@ -11,6 +11,7 @@ from runtime.data.dataset import Dataset
 from runtime.dflash import speculate
 from runtime.dflash.folder import target_record
 from runtime.dflash.initialise import drafter_config, initial_drafter, random_start
+from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.speculate import DraftSession, greedy
 from runtime.errors import CheckpointError, NoSamplesError
 from runtime.evaluate import evaluate_drafter
@@ -49,14 +50,14 @@ def parts(workplace):
         target, num_layers=2, draft_block_size=BLOCK, target_layer_ids=LAYER_IDS
     )
     train = Dataset.open(root / "data", "train")
-    drafter = initial_drafter(target, train, parse_config(settings(root)), network)
+    drafter = initial_drafter(target, train, parse_config(settings(root), DFlashConfig), network)
     untrained = random_start(network, torch.Generator().manual_seed(2))
     return target, drafter, heldout, untrained
 
 
 def run(root, parts, **evaluation):
     target, drafter, heldout, untrained = parts
-    config = parse_config(settings(root, **evaluation))
+    config = parse_config(settings(root, **evaluation), DFlashConfig)
     return evaluate_drafter(target, drafter, heldout, config, untrained=untrained)
 
 
@@ -101,11 +102,15 @@ def test_repetition_is_left_out_and_counted(workplace, parts, monkeypatch):
     config = settings(root)
     config["data"]["min_distinct_4grams"] = 0.1
     _, drafter, heldout, untrained = parts
-    result = evaluate_drafter(target, drafter, heldout, parse_config(config), untrained=untrained)
+    result = evaluate_drafter(
+        target, drafter, heldout, parse_config(config, DFlashConfig), untrained=untrained
+    )
     assert (result.prompts, result.repetitive) == (2, 1)
     loops += prompts(4)
     with pytest.raises(NoSamplesError, match=r"prepare .*.repetitive answer: 3, without a prompt"):
-        evaluate_drafter(target, drafter, heldout, parse_config(config), untrained=untrained)
+        evaluate_drafter(
+            target, drafter, heldout, parse_config(config, DFlashConfig), untrained=untrained
+        )
 
 
 def test_samples_without_a_prompt_are_counted(workplace, parts):

@@ -12,6 +12,7 @@ from runtime.config import parse_config
 from runtime.data.answer_store import AnswerStore
 from runtime.data.dataset import Dataset
 from runtime.data.folder import path_of, read_meta
+from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 from runtime.prepare import largest_context, main
 from runtime.prompts.conversation import check_messages
@@ -460,9 +461,9 @@ def test_the_largest_context_is_that_of_the_runs_own_entries():
         {**OWN, "context": [64, 256]},
         {**OWN, "name": "other", "context": 512},
     ]
-    assert largest_context(parse_config({"masks": {"entry": entries}})) == 256
+    assert largest_context(parse_config({"masks": {"entry": entries}}, DFlashConfig)) == 256
     with pytest.raises(ConfigError, match="must name an entry of"):
-        largest_context(parse_config({"masks": {"entry": entries[:1]}}))
+        largest_context(parse_config({"masks": {"entry": entries[:1]}}, DFlashConfig))
 
 
 def test_help_does_not_import_torch():

@@ -14,6 +14,7 @@ from runtime.data.dataset import Dataset, Sample, write_dataset
 from runtime.dflash.drafter import Drafter, DrafterConfig
 from runtime.dflash.initialise import random_start
 from runtime.dflash.objective import FrozenTarget
+from runtime.dflash.settings import DFlashConfig
 from runtime.ranks.devices import enter_thread, place
 from runtime.training.inputs import open_session
 from runtime.training.metrics import read_metrics
@@ -70,7 +71,7 @@ def make_config(tmp_path, *, contexts=(16, 32), anchors=6, **sections):
     for section, values in sections.items():
         raw[section] = raw.get(section, {}) | values
     (tmp_path / "run").mkdir(exist_ok=True)
-    return parse_config(raw)
+    return parse_config(raw, DFlashConfig)
 
 
 def build_masks(config):

@@ -20,6 +20,7 @@ import torch._dynamo
 from torch import distributed
 
 from runtime.config import parse_config
+from runtime.dflash.settings import DFlashConfig
 from runtime.errors import TrainingError
 from runtime.ranks import pulse
 from runtime.ranks.processes import join_processes
@@ -69,7 +70,7 @@ class Job:
     def __init__(self, folder, devices):
         self.folder = folder
         self.devices = devices
-        self.config = parse_config(json.loads((folder / "config.json").read_text()))
+        self.config = parse_config(json.loads((folder / "config.json").read_text()), DFlashConfig)
         self.processes = join_processes()
         self.outcomes = {}
 

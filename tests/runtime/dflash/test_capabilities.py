@@ -21,6 +21,7 @@ from runtime.dflash.capabilities import (
     check_request,
 )
 from runtime.dflash.initialise import drafter_config as drafter_shape
+from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 from runtime.ranks.devices import Placement
 from runtime.target.outline import TargetOutline
@@ -48,7 +49,7 @@ OTHER_VALUES = {
 def asked(*entries, placement=CPU, ranks=1, features=None, block_size=128, **sections):
     entries = entries or (ENTRY,)
     raw = {"masks": {"BLOCK_SIZE": block_size, "entry": list(entries)}, **sections}
-    config = parse_config(raw)
+    config = parse_config(raw, DFlashConfig)
     specs = {spec.KV_LEN - spec.Q_LEN: spec for spec in read_specs(raw)}
     return Request(config=config, specs=specs, placement=placement, ranks=ranks, features=features)
 
@@ -196,7 +197,7 @@ def test_what_ranks_cannot_share_is_refused_before_data_are_prepared(
 def test_specs_of_a_run_are_those_of_its_own_name():
     other = {**ENTRY, "name": "other", "in_block": "causal"}
     request = asked(ENTRY)
-    config = parse_config({"masks": {"entry": [ENTRY, other]}})
+    config = parse_config({"masks": {"entry": [ENTRY, other]}}, DFlashConfig)
     assert run_specs(config) == request.specs
     check_request(Request(config=config, specs=run_specs(config)))
 
@@ -241,7 +242,7 @@ def test_layers_unlike_a_drafters_can_be_read_but_not_started_from():
     with pytest.raises(ConfigError, match=r"drafter\.init = .*its activation is gelu.*random"):
         check_request(request)
     check_request(request, (HIDDEN_STATES, DECODING))
-    config = parse_config({"drafter": {"init": "random"}})
+    config = parse_config({"drafter": {"init": "random"}}, DFlashConfig)
     check_request(replace(request, config=config))
 
 

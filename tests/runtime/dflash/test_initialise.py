@@ -16,6 +16,7 @@ from runtime.dflash.initialise import (
     initial_drafter,
     random_start,
 )
+from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 from runtime.target.model import Target
 from tests.runtime.tiny_llama import HIDDEN, LAYERS, save_dataset, tiny_target, tiny_tokenizer
@@ -163,11 +164,13 @@ def test_initial_drafter_follows_the_run_file(target, tmp_path):
     save_dataset(tmp_path / "data", target, LAYER_IDS)
     train = Dataset.open(tmp_path / "data", "train")
     config = network(target)
-    copied = initial_drafter(target, train, parse_config({}), config)
-    drawn = initial_drafter(target, train, parse_config({"drafter": {"init": "random"}}), config)
+    copied = initial_drafter(target, train, parse_config({}, DFlashConfig), config)
+    drawn = initial_drafter(
+        target, train, parse_config({"drafter": {"init": "random"}}, DFlashConfig), config
+    )
     assert torch.equal(copied.norm.weight, target.final_norm.weight)
     assert (drawn.norm.weight == 1).all()
-    again = initial_drafter(target, train, parse_config({}), config)
+    again = initial_drafter(target, train, parse_config({}, DFlashConfig), config)
     assert torch.equal(copied.fc.weight, again.fc.weight)
 
 
@@ -177,7 +180,7 @@ def test_the_seed_of_the_run_reaches_the_first_weights(target, tmp_path, init):
     train = Dataset.open(tmp_path / "data", "train")
 
     def first(seed):
-        config = parse_config({"run": {"seed": seed}, "drafter": {"init": init}})
+        config = parse_config({"run": {"seed": seed}, "drafter": {"init": init}}, DFlashConfig)
         return initial_drafter(target, train, config, network(target)).fc.weight
 
     assert torch.equal(first(4), first(4))

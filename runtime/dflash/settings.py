@@ -1,0 +1,80 @@
+"""What a run file of DFlash says beside ``runtime.config``: its own keys and sections."""
+
+from dataclasses import dataclass, field
+
+from runtime.config import UNSHAPING, Config, DataConfig, TargetConfig, TrainConfig, setting
+from runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DFlashTarget(TargetConfig):
+    """``[target]``: the frozen model that the drafter drafts for."""
+
+    num_features: int = setting(5, at_least=1)
+    """Decoder layers whose outputs are fused, spread by the DFlash rule."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DFlashData(DataConfig):
+    """``[data]``: samples with the target's features."""
+
+    features: str = setting("auto", one_of=("auto", "stored", "online"))
+    """``stored`` beside the samples, ``online`` in the step, or ``auto``: stored on the CPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterOptions:
+    """``[drafter]``: the network's size; draft_block_size comes from the mask entries."""
+
+    num_layers: int = setting(4, at_least=1)
+    """Decoder layers."""
+    init: str = setting("target", one_of=("target", "random"))
+    """``target`` (its last layers, see facts in DESIGN) or ``random``."""
+    embedding: str = setting("module", one_of=("module", "rows"))
+    """What the drafter is fed: ``module``, the output of the target's embedding module, or
+    ``rows``, the rows of its weight. They differ for targets that scale them, as Gemma does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DFlashTrain(TrainConfig):
+    """``[train]``: the optimisation, and where draft blocks begin."""
+
+    masks: str = "dflash"
+    """Entry prefix for layouts; ``<masks>-data`` holds the parametric entries."""
+    anchors: str = setting("layouts", one_of=("layouts", "data"))
+    """``layouts`` (drawn and prebuilt offline) or ``data`` (drawn from each sample's own
+    supervised tokens, tables computed in the graph)."""
+    gamma: float = setting(4.0, at_least=0)
+    """Loss weight of slot k is exp(-(k-1)/gamma)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateConfig:
+    """``[evaluate]``: draft-and-verify on held-out prompts."""
+
+    prompts: int = setting(24, at_least=1)
+    """Held-out prompts used."""
+    max_new_tokens: int = setting(96, at_least=1)
+    """Longest answer, in tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DFlashConfig(Config):
+    """A whole run file of DFlash."""
+
+    target: DFlashTarget = field(default_factory=DFlashTarget)
+    data: DFlashData = field(default_factory=DFlashData, metadata=UNSHAPING)
+    drafter: DrafterOptions = field(default_factory=DrafterOptions)
+    train: DFlashTrain = field(default_factory=DFlashTrain)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig, metadata=UNSHAPING)
+
+
+def as_dflash(config: Config) -> DFlashConfig:
+    """Return a run file of DFlash for what works on drafters alone.
+
+    Raises:
+        ConfigError: It is of another method.
+    """
+    if not isinstance(config, DFlashConfig):
+        raise ConfigError("run.method", config.run.method, "must be dflash for this command")
+    return config

@@ -1,0 +1,77 @@
+"""The kinds of training by name, as ``[run] method`` of a run file spells them."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from maskgen.checks import nearest
+from runtime.config import Config, overridden, parse_config, read_file
+from runtime.errors import ConfigError
+
+METHODS: Mapping[str, str] = {"dflash": "runtime.dflash.method:METHOD"}
+"""Name -> ``module:attribute``, imported only when a run file names it."""
+FIELD = "run.method"
+
+
+class Method(Protocol):
+    """A kind of training, as far as a run file is concerned."""
+
+    name: str
+
+    @property
+    def config_type(self) -> type[Config]:
+        """The sections of its run files."""
+        ...
+
+
+def find_method(name: str) -> Method:
+    """Import a method.
+
+    Args:
+        name: A key of ``METHODS``, or ``module:attribute`` of a method anywhere.
+
+    Raises:
+        ConfigError: There is none of that name, or it cannot be imported.
+    """
+    module_name, separator, attribute = METHODS.get(name, name).partition(":")
+    if not separator:
+        rule = f"{nearest(name, METHODS)}; a method of your own is spelled module:attribute"
+        raise ConfigError(FIELD, name, rule)
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, SyntaxError, ValueError, TypeError) as error:
+        # The last two where the module's name is empty or begins with a dot.
+        raise ConfigError(FIELD, name, f"must be importable ({error})") from error
+    method: Any = getattr(module, attribute, None)
+    kind = getattr(method, "config_type", None)
+    if not isinstance(kind, type) or not issubclass(kind, Config):
+        rule = f"{attribute!r} must be a method in {module_name}, an object with config_type"
+        raise ConfigError(FIELD, name, rule)
+    found: Method = method
+    return found
+
+
+def read_run(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Method, Config]:
+    """Read and check a run file of any method.
+
+    Args:
+        path: A TOML file.
+        overrides: ``section.key=value`` each, applied in order after the file.
+
+    Returns:
+        The method that it names, and its settings, of the method's ``config_type``.
+
+    Raises:
+        ConfigError: As ``find_method`` and ``runtime.config.read_config``.
+    """
+    document = read_file(path)
+    method = find_method(_method_name(overridden(document, overrides, None)))
+    kind = method.config_type
+    return method, parse_config(overridden(document, overrides, kind), kind)
+
+
+def _method_name(document: Mapping[str, Any]) -> str:
+    run = document.get("run")
+    known = {"method": run["method"]} if isinstance(run, Mapping) and "method" in run else {}
+    return parse_config({"run": known}, Config).run.method
