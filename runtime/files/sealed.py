@@ -88,10 +88,10 @@ def read_sealed(path: Path, latest: int, otherwise: str) -> dict[str, Any]:
         try:
             expected = json_digest(document)
         except (ValueError, RecursionError):
-            expected = "none"
-        if found != expected:
+            expected = ""
+        if not expected or found != expected:
             raise DamagedError(
-                f"{path} is damaged: the SHA-256 of what it says is {expected[:12]}..., and its "
-                f"{KEY} is {found!r:.16}"
+                f"{path} is damaged: the SHA-256 of what it says is {expected[:12] or 'none'}..., "
+                f"and its {KEY} is {found!r:.16}"
             )
     return document

@@ -1,12 +1,13 @@
 """Signals while steps run, and outside of them: in the main thread, and off it."""
 
+import contextlib
 import signal
 import threading
 
 import pytest
 
 from runtime.leaving import exiting_on_signals
-from runtime.signals import stop_on_signals
+from runtime.signals import handling, stop_on_signals
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 ALL = (*BOTH, signal.SIGUSR1)
@@ -72,3 +73,31 @@ def test_off_the_main_thread_handlers_stay_as_they_are(guard):
     thread.start()
     thread.join(10)
     assert found == [[signal.getsignal(number) for number in ALL]]
+
+
+def test_what_a_thread_waits_for_is_broken_off_by_usr1_alone_not(monkeypatch):
+    told = []
+    monkeypatch.setattr(signal, "siginterrupt", lambda *how: told.append(how))
+    with stop_on_signals(print, print):
+        assert told == [(signal.SIGUSR1, False)]
+    with handling({signal.SIGINT: print}):
+        pass
+    assert told == [(signal.SIGUSR1, False)]
+
+
+def test_handlers_come_back_where_the_block_fails():
+    before = signal.getsignal(signal.SIGTERM)
+    handlers = {signal.SIGTERM: print, signal.SIGINT: print}
+    with contextlib.suppress(ZeroDivisionError), handling(handlers):
+        assert signal.getsignal(signal.SIGTERM) is print
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_is_handed_on_as_what_it_is():
+    asked = []
+    with stop_on_signals(asked.append, print):
+        signal.raise_signal(signal.SIGTERM)
+    (number,) = asked
+    assert isinstance(number, signal.Signals)
+    assert number.name == "SIGTERM"

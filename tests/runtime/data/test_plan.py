@@ -56,6 +56,69 @@ def test_epochs_differ_and_a_resumed_plan_does_not():
     assert plan([128] * 40, seed=2)[0].samples != first[0].samples
 
 
+def order(count, key, counter):
+    """A permutation, from NumPy's own Philox."""
+    words = np.random.Philox(
+        key=np.array(key, np.uint64), counter=np.array([0, *counter], np.uint64)
+    )
+    drawn = words.random_raw(count).tolist() if count else []
+    return sorted(range(count), key=drawn.__getitem__)
+
+
+def by_hand(contexts, global_batch, seed, epoch):
+    """The steps of an epoch: (bucket, samples), the padding last in its bucket."""
+    steps = []
+    for context in sorted(set(contexts)):
+        ids = [i for i, c in enumerate(contexts) if c == context]
+        drawn = [ids[i] for i in order(len(ids), (seed, 3), (epoch, context, 0))]
+        while len(drawn) % global_batch:
+            drawn.append(-1)
+        for start in range(0, len(drawn), global_batch):
+            steps.append((context, tuple(drawn[start : start + global_batch])))
+    return [steps[i] for i in order(len(steps), (seed, 4), (epoch, 0, 0))]
+
+
+@pytest.mark.parametrize("global_batch", [1, 3, 4, 8])
+def test_an_old_runs_order_is_drawn_again_by_every_release(global_batch):
+    contexts = [256, 128, 128, 512, 128, 256, 256, 128, 128, 256, 128, 128]
+    steps = plan(contexts, global_batch, seed=11)
+    assert steps.contexts == (128, 256, 512)
+    expected = [by_hand(contexts, global_batch, 11, epoch) for epoch in range(3)]
+    assert {len(epoch) for epoch in expected} == {steps.steps_per_epoch}
+    count = steps.steps_per_epoch
+    # As a resumed run asks, and a look back at an epoch that is no longer kept.
+    for number in [*range(3 * count), 2 * count, 0]:
+        step = steps[number]
+        assert (step.context, step.samples) == expected[number // count][number % count]
+        assert (step.number, step.epoch) == (number, number // count)
+
+
+@pytest.mark.parametrize(("samples", "count"), [(4, 1), (5, 2), (8, 2), (1, 1)])
+def test_a_bucket_is_filled_up_to_a_whole_step_and_no_further(samples, count):
+    steps = plan([128] * samples)
+    assert steps.steps_per_epoch == count
+    drawn = [sample for number in range(count) for sample in steps[number].samples]
+    assert sorted(drawn) == [NO_SAMPLE] * (4 * count - samples) + list(range(samples))
+
+
+def test_lengths_are_kept_as_they_came():
+    contexts = np.array([128, 256, 128])
+    lengths = np.array([100, 200, 90])
+    assert StepPlan(lengths, contexts, 2, 1).lengths.tolist() == [100, 200, 90]
+
+
+def test_no_sample_is_a_number_that_no_sample_has():
+    assert NO_SAMPLE == -1
+
+
+@pytest.mark.parametrize(("size", "share"), [(1, 6), (2, 3), (3, 2), (6, 1)])
+def test_each_rank_takes_its_place_in_the_batch(size, share):
+    step = plan([128] * 60, global_batch=6)[3]
+    for rank in range(size):
+        begin = rank * share
+        assert step.of_rank(rank, size) == step.samples[begin : begin + share]
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_ranks_share_a_step_without_overlap(size):
     step = plan([128] * 10)[2]

@@ -112,6 +112,107 @@ def test_what_json_has_no_word_for_is_not_written(path, number):
     assert read(path) == DOCUMENT
 
 
+@pytest.mark.parametrize(
+    ("version", "shown"),
+    [
+        (0, "0"),
+        (-1, "-1"),
+        (True, "True"),
+        (2.0, "2.0"),
+        ("2", "'2'"),
+        (None, "None"),
+        ([2], r"\[2\]"),
+        ("x" * 99, "'" + "x" * 39),
+    ],
+)
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_format_that_is_none_is_damage(path, version, shown, sealed):
+    document = {**DOCUMENT, "format": version}
+    path.write_bytes(seal(document) if sealed else json.dumps(document).encode())
+    said = rf"^{path} is damaged: its format must be 1 to 2, found {shown}$"
+    with pytest.raises(DamagedError, match=said):
+        read(path)
+
+
+def test_every_format_up_to_the_latest_is_read(path):
+    for version in (1, 2, 3, 7):
+        document = {**DOCUMENT, "format": version}
+        path.write_bytes(seal(document))
+        assert read_sealed(path, 7, "") == document
+        assert read_sealed(path, version, "") == document
+        if version > 1:
+            with pytest.raises(LaterFormatError, match=rf"reads formats up to {version - 1}: use"):
+                read_sealed(path, version - 1, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("[]", "list"), ("7", "int"), ("null", "NoneType"), ('"a"', "str")]
+)
+def test_what_stands_in_a_documents_place_is_named(path, text, kind):
+    path.write_text(text)
+    said = rf"^{path} is damaged: it must be a JSON object, found {kind}$"
+    with pytest.raises(DamagedError, match=said):
+        read(path)
+
+
+def test_both_digests_are_named(path):
+    document = json.loads(path.read_text())
+    document["scale"] = []
+    path.write_text(json.dumps(document))
+    found = document.pop("document_sha256")
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    expected = hashlib.sha256(text.encode()).hexdigest()
+    with pytest.raises(DamagedError) as caught:
+        read(path)
+    assert f"says is {expected[:12]}..., and its document_sha256 is '{found[:15]}" in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b'{"a": \xe9}'])
+def test_what_no_decoder_takes_is_damage(path, content):
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match=rf"^{path} is damaged: it must be JSON \("):
+        read(path)
+
+
+@pytest.mark.parametrize("said", ['"none"', '""', "null", "0"])
+def test_what_has_no_digest_is_damaged_whatever_it_says_of_itself(path, said):
+    path.write_text(f'{{"format": 2, "x": Infinity, "document_sha256": {said}}}')
+    with pytest.raises(DamagedError, match="the SHA-256 of what it says is none"):
+        read(path)
+
+
+def test_equal_values_have_one_digest_and_a_digest_needs_finite_numbers():
+    assert json_digest({"b": 1, "a": [2, "\u2603"]}) == json_digest({"a": [2, "\u2603"], "b": 1})
+    for value in (float("nan"), float("inf"), [{"a": -float("inf")}]):
+        with pytest.raises(ValueError, match="JSON compliant"):
+            json_digest(value)
+
+
+def test_a_digest_that_the_document_brought_is_replaced(path):
+    write_sealed(path, {**DOCUMENT, "document_sha256": "0" * 64})
+    with pytest.raises(DamagedError):
+        read(path)
+    write_sealed(path, {"format": 2, 1: "a", "t": (1, 2)})
+    assert read(path) == {"format": 2, "1": "a", "t": [1, 2]}
+
+
+def test_a_disk_that_refuses_leaves_the_document_as_it_was(path, monkeypatch):
+    before = path.read_bytes()
+
+    def refuse(*_arguments, **_options):
+        raise OSError(28, "No space left on device")
+
+    for name in ("os.fsync", "os.replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, refuse)
+            with pytest.raises(OSError, match="No space left"):
+                write_sealed(path, {"format": 2})
+        assert path.read_bytes() == before
+        assert [item.name for item in path.parent.iterdir()] == ["x.json"]
+
+
 def test_a_file_that_is_not_there_is_no_damage(tmp_path):
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "none.json")
