@@ -5,7 +5,14 @@ import random
 
 import pytest
 
-from maskgen.buckets import MAX_CANDIDATES, Bucket, BucketOverflowError, BucketPlan, plan_buckets
+from maskgen.buckets import (
+    MAX_CANDIDATES,
+    Bucket,
+    BucketOverflowError,
+    BucketPlan,
+    BucketWaste,
+    plan_buckets,
+)
 from maskgen.errors import MaskgenError, MaskSpecError
 
 
@@ -102,3 +109,61 @@ def test_the_plan_is_as_good_as_trying_every_choice(seed):
 def test_bad_input_of_the_planner_is_named(arguments, rule):
     with pytest.raises(MaskSpecError, match=rule):
         plan_buckets(*arguments)
+
+
+def test_lengths_and_multiples_at_their_limits():
+    assert plan_buckets([2**30, 1], 2, 1).contexts == (1, 2**30)
+    assert plan_buckets([3], 1, 2**30).contexts == (2**30,)
+    for arguments, message in (
+        (([3, 2**30 + 1], 2, 1), "lengths = 1073741825: must be integers, 1 to 2**30 tokens each"),
+        (([3], 1, 2**30 + 1), "multiple = 1073741825: must be 1 to 2**30"),
+        (([3], 0, 1), "max_buckets = 0: must be at least 1"),
+        (([], 1, 1), "lengths = []: must hold at least one length"),
+    ):
+        with pytest.raises(MaskSpecError) as caught:
+            plan_buckets(*arguments)
+        assert str(caught.value) == message
+    assert len(plan_buckets(range(1, MAX_CANDIDATES + 1), 1, 1).contexts) == 1
+    with pytest.raises(MaskSpecError) as caught:
+        plan_buckets(range(1, 2 * MAX_CANDIDATES + 2), 1, 2)
+    assert str(caught.value) == (
+        "multiple = 2: must leave at most 16384 distinct rounded lengths, this one leaves 16385; "
+        "raise it"
+    )
+
+
+def test_what_a_bucket_plan_refuses():
+    for length in (0, -1):
+        with pytest.raises(MaskSpecError) as caught:
+            BucketPlan((4,)).bucket_for(length)
+        assert str(caught.value) == f"length = {length}: must be at least 1"
+    for lengths in ([], [0], [1.5]):
+        with pytest.raises(MaskSpecError):
+            BucketPlan((4,)).waste(lengths)
+    with pytest.raises(MaskSpecError) as caught:
+        BucketPlan((4, 0))
+    assert str(caught.value) == "contexts = [4, 0]: must be lengths of at least 1"
+    assert BucketPlan((1,)).bucket_for(1) == 1
+    with pytest.raises(BucketOverflowError) as caught:
+        BucketPlan((4, 8)).waste([3, 10, 12])
+    assert (caught.value.length, caught.value.largest) == (12, 8)
+    assert str(caught.value) == (
+        "a length must fit a bucket: found 12 tokens, the largest bucket holds 8; cut or skip the "
+        "sample, or add a larger bucket to [masks] and build again"
+    )
+
+
+def test_waste_keeps_the_order_of_the_plan_and_every_bucket():
+    found = BucketPlan((300, 100, 200)).waste([300, 100, 100, 250, 1])
+    assert found == [
+        BucketWaste(context=100, samples=3, tokens=201),
+        BucketWaste(context=200, samples=0, tokens=0),
+        BucketWaste(context=300, samples=2, tokens=550),
+    ]
+    assert [bucket.padded_tokens for bucket in found] == [300, 0, 600]
+    assert found[0].share == pytest.approx(99 / 300)
+
+
+def test_blocks_that_just_fit_a_bucket():
+    assert Bucket(128, 256, (128, 64), 1).num_blocks == (1, 4)
+    assert Bucket(1, 257, (128, 64), 1).num_blocks == (1, 5)
