@@ -9,7 +9,7 @@ import click
 from maskgen import border
 from maskgen.options import set_option
 from maskgen.runfile import setting
-from runtime.leaving import exiting_on_signals
+from runtime.signals import exiting_on_signals
 
 DEFAULT_CONFIG = "configs/demo.toml"
 devices_option = click.option(

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from runtime.leaving import exiting_on_signals
-from runtime.signals import handling, stop_on_signals
+from runtime.signals import exiting_on_signals, handling, stop_on_signals
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 ALL = (*BOTH, signal.SIGUSR1)

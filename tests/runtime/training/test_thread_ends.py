@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from runtime.data.plan import Step
-from runtime.leaving import Stopped
 from runtime.ranks.collectives import on_every_rank
+from runtime.signals import Stopped
 from runtime.static.graph import GraphPool
 from runtime.static.queues import Handoff, Lane
 from runtime.training.feeder import Feeder
