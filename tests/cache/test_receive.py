@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -240,3 +242,162 @@ def test_who_finds_the_version_there_after_all_uses_it(far, near, tmp_path, monk
     assert pull(far, near).version == far.current
     assert len(count) >= step
     good(far, near)
+
+
+def test_what_is_there_already_is_taken_without_a_write(far, near, monkeypatch):
+    pull(far, near)
+    left = left_part(far, near).parent
+    closed = [OSError(errno.EROFS, os.strerror(errno.EROFS))]
+
+    def refuse(**_options):
+        raise closed[0]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    assert pull(far, near) == cache.Shipment(far.current, 0, 11, 0)
+    # What was left of it is of no use any more.
+    assert not left.exists()
+
+
+def as_it_begins(monkeypatch, act):
+    """Call ``act`` once, just before the first staging folder is made."""
+    make, acted = tempfile.mkdtemp, []
+
+    def making(**options):
+        if not acted:
+            acted.append(True)
+            act()
+        return make(**options)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", making)
+
+
+def test_who_finds_the_version_there_as_he_begins_fetches_nothing(far, near, monkeypatch, fetched):
+    def first():
+        shutil.copytree(Path(far.location, far.current), near / far.current)
+
+    as_it_begins(monkeypatch, first)
+    done = pull(far, near)
+    root = (near / "zarr.json").read_bytes()
+    assert done == cache.Shipment(far.current, 1, 10, len(root))
+    assert fetched == []
+    good(far, near)
+
+
+def test_who_finds_it_there_damaged_as_he_begins_says_so(far, near, monkeypatch):
+    def first():
+        shutil.copytree(Path(far.location, far.current), near / far.current)
+        (near / far.current / "spans" / "c" / "3").unlink()
+
+    as_it_begins(monkeypatch, first)
+    with pytest.raises(DamagedEntryError, match="the file is missing") as caught:
+        pull(far, near)
+    assert caught.value.file == str(near / far.current / "spans" / "c" / "3")
+    assert names(near.parent) == ["m.zarr"]
+
+
+def test_a_chunk_is_taken_from_whichever_part_has_it_whole(far, near, fetched):
+    one, two, three = (
+        left_part(far, near, name) for name in ("pull-{}-a", "pull-{}-b", "pull-{}-c")
+    )
+    for part, harmed in ((one, (0, 1, 2)), (two, (1, 2)), (three, (2,))):
+        for index in harmed:
+            flip(part / "spans" / "c" / str(index))
+    assert pull(far, near).kept == 6
+    assert fetched == [f"{far.current}/spans/c/2"]
+    good(far, near)
+
+
+@pytest.mark.parametrize("name", [".m.zarr.tmp-pull-{}-x", ".n.zarr.tmp-pull-{}-x"])
+def test_parts_of_other_versions_and_stores_are_left_alone(far, near, fetched, name):
+    head = far.current[:16] if "n.zarr" in name else "0" * 16
+    part = near.parent / name.format(head)
+    shutil.copytree(Path(far.location, far.current), part / far.current)
+    assert pull(far, near).copied == 11
+    assert len(fetched) == 7
+    assert names(near.parent) == sorted([part.name, "m.zarr"])
+    assert len(list(part.rglob("c/*"))) == 7
+
+
+def test_a_part_inside_a_store_that_is_a_mount_point_is_used_and_dropped(far, near, fetched):
+    near.mkdir()
+    part = near / f".tmp-pull-{far.current[:16]}-dead"
+    shutil.copytree(Path(far.location, far.current), part / far.current)
+    assert pull(far, near).kept == 7
+    assert fetched == []
+    good(far, near)
+
+
+def test_a_folder_that_may_not_be_listed_has_no_parts(far, near, monkeypatch, fetched):
+    left_part(far, near)
+    listdir = os.listdir
+
+    def refuse(path="."):
+        if Path(path) == near.parent:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert pull(far, near).copied == 11
+    assert len(fetched) == 7
+    monkeypatch.undo()
+    assert files_of(cache.open_store(near)) == files_of(far)
+
+
+@pytest.mark.parametrize("extra", [None, "empty", "more"])
+def test_a_broken_pull_drops_the_parts_that_hold_no_more_than_its_own(
+    far, near, monkeypatch, extra
+):
+    """Beside chunks that it has, one of three may hold an empty folder or a chunk that it lacks."""
+    part = left_part(far, near)
+    for index in range(2, 6):
+        (part / "spans" / "c" / str(index)).unlink()
+    (part / "tables" / "c" / "0").unlink()
+    if extra == "empty":
+        (part / "spans" / "d").mkdir()
+    elif extra == "more":
+        (part / "spans" / "c" / "5").write_bytes(b"torn")
+    breaking(monkeypatch, 1)
+    with pytest.raises(StoreReadError, match="broken"):
+        pull(far, near)
+    left = names(near.parent)
+    assert len(left) == (2 if extra == "more" else 1)
+    assert (part.parent.name in left) == (extra == "more")
+
+
+def test_what_a_pull_left_is_dropped_when_the_far_end_proves_wrong(far, near):
+    """All parts go: which of them was wrong is not known, and none is used again."""
+    left_part(far, near)
+    chunks = Path(far.location) / far.current / "spans" / "c"
+    whole = (chunks / "0").read_bytes()
+    (chunks / "0").write_bytes((chunks / "1").read_bytes())
+    part = near.parent / f".m.zarr.tmp-pull-{far.current[:16]}-dead" / far.current / "spans" / "c"
+    (part / "0").write_bytes((chunks / "1").read_bytes())
+    with pytest.raises(DamagedEntryError, match="SHA-256 of its values"):
+        pull(far, near)
+    assert names(near.parent) == []
+    (chunks / "0").write_bytes(whole)
+    pull(far, near)
+    good(far, near)
+
+
+@pytest.mark.parametrize("kind", [DamagedEntryError, StoreReadError, KeyboardInterrupt])
+def test_what_was_got_stays_after_an_error_of_the_far_end(far, near, monkeypatch, kind):
+    errors = {
+        DamagedEntryError: DamagedEntryError("f", "r"),
+        StoreReadError: StoreReadError("f", OSError(errno.EIO, "far")),
+        KeyboardInterrupt: KeyboardInterrupt(),
+    }
+    chunk, count = receive.sound_chunk, []
+
+    def broken(source, key, length):
+        count.append(key)
+        if len(count) == 3:
+            raise errors[kind]
+        return chunk(source, key, length)
+
+    monkeypatch.setattr(receive, "sound_chunk", broken)
+    with pytest.raises(kind):
+        pull(far, near)
+    (part,) = near.parent.iterdir()
+    assert part.name.startswith(f".m.zarr.tmp-pull-{far.current[:16]}-")
+    assert len(list(part.rglob("c/*"))) == 2
