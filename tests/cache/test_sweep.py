@@ -39,6 +39,7 @@ def aged(store, version, seconds):
 def impatient(monkeypatch):
     """Acts that are put within a gc do not wait for its end."""
     monkeypatch.setattr(place, "PATIENCE_S", 0.05)
+    monkeypatch.setattr("cache.sweep._PATIENCE_S", 0.05)
 
 
 @pytest.fixture
