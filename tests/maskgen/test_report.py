@@ -1,5 +1,6 @@
 """The report: its figures by hand, and a page that stands alone."""
 
+import base64
 import os
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from PIL import ImageFont
 import cache
 from maskgen.build import build
 from maskgen.entry import load_entry
+from maskgen.picture import COLOURS, entry_kinds, png_bytes
 from maskgen.report import TileCost, bucket_padding, html_report, save_report, tile_cost
 from maskgen.spec import read_specs
 
@@ -127,3 +129,108 @@ def test_the_page_does_not_scroll_sideways_and_its_legend_stands_alone(store):
     )
     width = int(re.search(r"body \{[^}]*max-width: (\d+)px", page)[1])
     assert wide < width < 1300 - 2 * 15 - 20
+
+
+@pytest.fixture(scope="module")
+def page(store):
+    """The page for a layer whose FLOPs show two places."""
+    return html_report(store, heads=1000, head_dim=128)
+
+
+def cells_of(page, name):
+    row = re.search(rf"<tr><td>{name}</td>.*?</tr>", page)[0]
+    return re.findall(r"<td>(.*?)</td>", row)
+
+
+def test_every_column_of_the_page_is_that_of_its_title(store, page):
+    titles = re.findall(r"<th>(.*?)</th>", page)[:13]
+    assert titles == [
+        *("name", "kind", "Q_LEN", "KV_LEN", "BLOCK_SIZE", "full", "partial", "empty", "sparsity"),
+        *("partial share", "masked in tiles", "GFLOP", "bytes"),
+    ]
+    size = store.version().entries["causal/q64-kv64"].nbytes
+    shown = f"{size} B" if size < 1024 else f"{size / 1024:.1f} KiB"
+    # 4 * 1000 heads * 128 * 2560 cells = 1.31e9; 2080 of 2560 cells are visible.
+    wanted = ["causal/q64-kv64", "static", "64", "64", "16x16", "6", "4", "6", "37.5%"]
+    assert cells_of(page, "causal/q64-kv64") == [*wanted, "40.0%", "18.8%", "1.31", shown]
+    data = cells_of(page, "data/ctx64")
+    assert data[:5] == ["data/ctx64", "parametric", "32", "96", "16x16"]
+    assert data[5:] == ["-"] * 7 + ["0 B"]
+    entry = load_entry(store, "dflash/ctx64")
+    kinds = entry.tables.block_kinds()
+    full, partial, empty = (int((kinds == kind).sum()) for kind in (2, 1, 0))
+    visited = (full + partial) * 256
+    assert cells_of(page, "dflash/ctx64")[5:12] == [
+        *(str(full), str(partial), str(empty)),
+        f"{100 * empty / kinds.numel():.1f}%",
+        f"{100 * partial / (full + partial):.1f}%",
+        f"{100 * (1 - int(entry.spans.dense().sum()) / visited):.1f}%",
+        f"{4 * 1000 * 128 * visited / 32 / 1e9:.2f}",
+    ]
+
+
+def test_the_page_says_what_it_is_about(store, page):
+    title = f"Masks of version {store.current[:16]}"
+    assert page.startswith("<!doctype html>\n")
+    assert page.endswith("</body></html>\n")
+    assert f"<title>{title}</title>" in page
+    assert f"<h1>{title}</h1><p>{store.location}, 5 entries." in page
+    assert "one layer's forward with 1000 heads of 128, for one mask of the batch." in page
+    assert re.findall(
+        r"<tr><td>(\w+)</td><td>(\d+)</td><td>(.*?)</td><td>(.*?)</td></tr>", page
+    ) == [
+        ("data", "32", "1 to 32", "48.4%"),
+        ("data", "64", "33 to 64", "24.2%"),
+        ("dflash", "32", "1 to 32", "48.4%"),
+        ("dflash", "64", "33 to 64", "24.2%"),
+    ]
+
+
+def test_names_of_a_page_are_text(tmp_path):
+    """A cache's names may come from anyone, and so may the path."""
+    folder = tmp_path / "a<b"
+    store = cache.open_store(folder / "m.zarr", writable=True)
+    build(read_specs({"masks": {"BLOCK_SIZE": 16, "entry": ENTRIES[:1]}}), store)
+    page = html_report(store, heads=1, head_dim=1)
+    assert "a&lt;b" in page
+    assert "a<b" not in page
+    # Without a context there is no padding to tell of.
+    assert "Padding of the buckets" not in page
+
+
+def test_each_picture_is_that_of_its_entry(store, page):
+    figures = re.findall(
+        r'<figure><img alt="blocks of (.*?)" src="data:image/png;base64,(.*?)">'
+        r"<figcaption>(.*?)</figcaption></figure>",
+        page,
+    )
+    assert [name for name, _, _ in figures] == list(store.version().entries)
+    for name, data, caption in figures:
+        entry = load_entry(store, name)
+        assert caption == name
+        assert base64.b64decode(data) == png_bytes(entry_kinds(entry), 256)
+
+
+def test_the_legend_has_the_colours_of_the_pictures(page):
+    legend = re.findall(r'<i style="background: rgb\((\d+), (\d+), (\d+)\)"></i>(\w+)</span>', page)
+    told = {name: tuple(map(int, colour)) for *colour, name in legend}
+    assert told == {"full": COLOURS[2], "partial": COLOURS[1], "empty": COLOURS[0]}
+
+
+def test_an_older_version_has_a_page_of_its_own(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    old = build(read_specs({"masks": {"BLOCK_SIZE": 16, "entry": ENTRIES[:1]}}), store).version
+    build(read_specs({"masks": {"BLOCK_SIZE": 16, "entry": ENTRIES[2:]}}), store)
+    page = html_report(store, old[:10], heads=1, head_dim=1)
+    assert f"Masks of version {old[:16]}" in page
+    assert "causal/q64-kv64" in page
+    assert "data/ctx64" not in page
+
+
+def test_padding_by_the_length_before():
+    assert bucket_padding([300, 100, 200]) == [
+        (100, 1, 99 / 200),
+        (200, 101, 99 / 400),
+        (300, 201, 99 / 600),
+    ]
+    assert bucket_padding([7]) == [(7, 1, 3 / 7)]
