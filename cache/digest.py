@@ -105,28 +105,29 @@ def _refuse_number(text: str) -> NoReturn:
     raise ValueError(msg)
 
 
-def check_json(value: object, path: str) -> None:
+def check_json(value: object, path: str, depth: int = 0) -> None:
     """Check that a value holds nothing but what canonical JSON may hold.
 
     Args:
         value: The value.
         path: What to call it in an error.
+        depth: Levels of lists and dicts that will stand around it.
 
     Raises:
         TypeError: A float, None, a key that is no string, or any other type, with its path.
         ValueError: An integer of 19 digits, or nesting beyond ``MAX_DEPTH``.
     """
-    if not _is_plain(value):
-        _check_each(value, path, 0)
+    if not _is_plain(value, depth):
+        _check_each(value, path, depth)
 
 
 _PLAIN = frozenset({int, str, bool, list, dict})
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int) -> bool:
     """Tell at once, a level at a time, that there is nothing to refuse; False tells nothing."""
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(depth, MAX_DEPTH + 1):
         if not _PLAIN.issuperset(map(type, level)):
             return False
         integers = [item for item in level if type(item) is int]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.chunk import IntArray
-from cache.digest import canonical_json
+from cache.digest import check_json
 from cache.errors import InvalidEntryError
 
 MAX_ENTRY_BYTES = 1 << 32
@@ -23,6 +23,9 @@ MAX_DIMENSIONS = 8
 
 MAX_NAME_LENGTH = 200
 """Most characters of an entry's or an array's name."""
+
+_MANIFEST_DEPTH = 3
+"""Levels of a manifest around the spec and the attrs of an entry, which count with theirs."""
 
 _NAME = re.compile(r"(?!\.+(/|\Z))[A-Za-z0-9._-]+(/(?!\.+(/|\Z))[A-Za-z0-9._-]+)*")
 
@@ -67,7 +70,7 @@ class EntryData:
             )
         for field, value in (("spec", self.spec), ("attrs", self.attrs)):
             try:
-                canonical_json(value)
+                check_json(value, "value", _MANIFEST_DEPTH)
             except (TypeError, ValueError) as error:
                 raise InvalidEntryError(self.name, f"{field}: {error}") from error
         doubled = sorted(set(self.spans) & set(self.tables))

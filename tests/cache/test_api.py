@@ -1,4 +1,5 @@
 import ast
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +73,21 @@ def test_the_errors_are_as_they_are_drawn(name, parents, exit_code):
 def test_a_key_error_reads_like_a_sentence():
     error = errors.EntryNotFoundError("x", "ab" * 32, ["y"])
     assert str(error) == "version abababababab has no entry 'x'; nearest: y"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        cache.ArrayInfo("spans", 0, (1,)),
+        cache.Diff((), (), ()),
+        cache.EntryData(name="a", spec={}),
+        cache.Finding("v", "f", None, "r", "", "", "m"),
+        cache.GcReport((), (), 0),
+        cache.Shipment("v", 0, 0, 0),
+        cache.VersionInfo("v", 0, 0, False),
+    ],
+)
+def test_what_is_handed_out_cannot_be_changed(made):
+    for field in dataclasses.fields(made):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(made, field.name, None)

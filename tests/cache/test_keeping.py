@@ -202,3 +202,31 @@ def test_a_gc_forgets_what_it_removed_alone(four):
     for version in ids[:2]:
         assert store.load("causal/q4", version) is held[version]
     assert store.source.version_ids() == ids[:2]
+
+
+def test_a_young_version_is_not_even_moved(four, monkeypatch):
+    """A reader would miss it for a moment."""
+    store, ids = four
+    rename, moved = os.rename, []
+
+    def noting(source, target, **options):
+        moved.append(Path(source).name)
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "rename", noting)
+    store.gc(1, min_age_s=3600 * 4 + 60)
+    assert moved == [ids[3]]
+
+
+def test_a_gc_that_finds_nothing_touches_nothing(four, tmp_path, monkeypatch):
+    """Nor does it look into what stands beside where no sidecar is in question."""
+    store, ids = four
+    (tmp_path / "sidecars" / ids[0]).mkdir(parents=True)
+    (tmp_path / "broken.zip").write_bytes(b"no zip")
+
+    def refuse(*_arguments, **_options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for name in ("rename", "replace", "fsync", "mkdir", "unlink", "utime"):
+        monkeypatch.setattr(os, name, refuse)
+    assert store.gc(9) == sweep.GcReport((), (), 0, ())
