@@ -23,12 +23,11 @@ from maskgen.errors import (
     MaskSpecError,
     UnsupportedMaskError,
 )
-from maskgen.families import families
-from maskgen.families.layouts import dflash_layouts
 from maskgen.holdings import Copies
 from maskgen.interval_limit import MAX_INTERVALS
 from maskgen.intervals import RowIntervals
 from maskgen.mask_mod import from_mask_mod
+from maskgen.named_family import get_family
 from maskgen.named_function import imported_source, load_function
 from maskgen.progress import Progress
 from maskgen.spec import MaskSpec
@@ -80,8 +79,8 @@ def build(
     rows: list[EntrySummary] = []
     for done, spec in enumerate(specs, start=1):
         start = time.perf_counter()
-        # Code may have changed under the same name, so a function is always evaluated again.
-        copied = None if spec.is_function else _copied(spec, copies, store, notice)
+        # Code may have changed under the same name, so it is always run again.
+        copied = None if spec.is_code else _copied(spec, copies, store, notice)
         try:
             data = build_entry(spec) if copied is None else copied
         except MaskgenError as error:
@@ -110,17 +109,16 @@ def build_entry(spec: MaskSpec) -> EntryData:
         UnsupportedMaskError: A row needs more than MAX_INTERVALS spans.
     """
     if spec.kind == "parametric":
-        attrs = _parametric_attrs(spec)
+        attrs = {**_parametric_attrs(spec), **_source(spec)}
         return EntryData(name=spec.name, spec=spec.to_json(), attrs=attrs, spans={}, tables={})
     params = layout_params(spec) if spec.kind == "layouts" else {}
     spans = spec_spans(spec, params)
     tables = compile_mask(spans, spec.BLOCK_SIZE)
     arrays = {"starts": spans.starts, "ends": spans.ends, **params}
     attrs = {"B": spans.B, "H": spans.H, "K": spans.K, **_block_counts(tables), **_cells(spans)}
-    if spec.is_function and (source := imported_source(spec.family)):
-        attrs["source"] = source
+    attrs |= _source(spec)
     if spec.kind == "layouts":
-        attrs["N"] = params["anchors"].shape[1]
+        attrs |= get_family(spec.family).sizes(params)
     return EntryData(
         name=spec.name,
         spec=spec.to_json(),
@@ -130,22 +128,26 @@ def build_entry(spec: MaskSpec) -> EntryData:
     )
 
 
+def _source(spec: MaskSpec) -> dict[str, str]:
+    """The digest of the file that the mask's code came from, as an attribute."""
+    source = imported_source(spec.family) if spec.is_code else None
+    return {} if source is None else {"source": source}
+
+
 def layout_params(spec: MaskSpec) -> dict[str, Tensor]:
-    """Draw the anchors of a layouts entry; the same spec draws the same on any machine.
+    """Draw the batch parameters of a layouts entry; the same spec draws the same on any machine.
 
     Returns:
-        ``anchors`` int32 ``[L, N]`` and ``n_valid`` int32 ``[L]``.
+        int32 ``[L]`` or ``[L, n]`` by name; of DFlash ``anchors`` ``[L, N]`` and ``n_valid``.
+
+    Raises:
+        MaskSpecError: The family has no layouts, or a parameter breaks its rule.
     """
-    draft_block_size = int(spec.params["draft_block_size"])
-    anchors, n_valid = dflash_layouts(
-        spec.KV_LEN - spec.Q_LEN,
-        spec.Q_LEN // draft_block_size,
-        draft_block_size,
-        spec.params["draws"],
-        spec.windows,
-        bytes.fromhex(spec.digest),
-    )
-    return {"anchors": anchors, "n_valid": n_valid}
+    family = get_family(spec.family)
+    if family.layouts is None:
+        raise MaskSpecError(f"kind of {spec.name!r}", spec.kind, f"{spec.family} has no layouts")
+    params = {**spec.params, **family.static_params(spec.family_params)}
+    return family.layouts.draw(spec.Q_LEN, spec.KV_LEN, bytes.fromhex(spec.digest), params)
 
 
 def spec_spans(spec: MaskSpec, params: Mapping[str, Tensor]) -> RowIntervals:
@@ -170,7 +172,7 @@ def spec_spans(spec: MaskSpec, params: Mapping[str, Tensor]) -> RowIntervals:
             Q_LEN=spec.Q_LEN,
             KV_LEN=spec.KV_LEN,
         ).canonical()
-    family = families[spec.family]
+    family = get_family(spec.family)
     if family.revision != spec.revision:
         raise MaskSpecError(
             f"revision of {spec.name!r}",
@@ -208,7 +210,7 @@ def _summary(error: CacheError) -> str:
 
 
 def _parametric_attrs(spec: MaskSpec) -> dict[str, Any]:
-    family = families[spec.family]
+    family = get_family(spec.family)
     K = family.max_K(spec.Q_LEN, spec.KV_LEN, spec.family_params)
     if K > MAX_INTERVALS:
         raise UnsupportedMaskError(

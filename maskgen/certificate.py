@@ -19,8 +19,8 @@ from maskgen.classify import FULL, PARTIAL
 from maskgen.compile import compile_mask
 from maskgen.entry import MAX_NUMBERS, MaskEntry
 from maskgen.errors import LayoutInvariantError
-from maskgen.families import families
 from maskgen.intervals import RowIntervals
+from maskgen.named_family import get_family
 from maskgen.reference import reference_heads, reference_mask_mod, reference_tiles
 from maskgen.tables import BlockTables
 
@@ -168,7 +168,7 @@ def is_causal(spans: RowIntervals) -> bool:
 def _drawn(entry: MaskEntry) -> MaskEntry:
     """Give a parametric entry the mask of a batch that its spec's digest draws."""
     spec = entry.spec
-    family, static = families[spec.family], spec.family_params
+    family, static = get_family(spec.family), spec.family_params
     # Fewer where one of them is large already.
     rows, columns = entry.bucket.num_blocks
     largest = max(rows * columns, spec.KV_LEN, spec.Q_LEN * entry.bucket.K)
@@ -183,7 +183,7 @@ def _drawn(entry: MaskEntry) -> MaskEntry:
 
 def _bounds_findings(entry: MaskEntry, drawn: MaskEntry) -> list[str]:
     spec = entry.spec
-    must, may = families[spec.family].bounds(spec.Q_LEN, spec.KV_LEN, **spec.family_params)
+    must, may = get_family(spec.family).bounds(spec.Q_LEN, spec.KV_LEN, **spec.family_params)
     beyond = {
         "must is not within may": must & ~may,
         "must is not within the mask of a drawn batch": must & ~drawn.spans,

@@ -14,17 +14,15 @@ from cache.advice import how_to_build
 from maskgen.buckets import Bucket
 from maskgen.checks import checked_int
 from maskgen.errors import MaskSpecError, StaleMaskError, UnsupportedMaskError
-from maskgen.families import families
-from maskgen.families.family import MaskMod
+from maskgen.families.family import Family, MaskMod
 from maskgen.interval_limit import MAX_INTERVALS
 from maskgen.intervals import RowIntervals
+from maskgen.named_family import find_family
 from maskgen.named_function import installed_source
 from maskgen.spec import MaskSpec
-from maskgen.tables import BlockTables
+from maskgen.tables import TABLE_FIELDS, BlockTables
 
 SPAN_ARRAYS = ("starts", "ends")
-LAYOUT_ARRAYS = ("anchors", "n_valid")
-
 
 MAX_NUMBERS = 1 << 26
 """Most blocks, rows or keys that are worked through for an entry of a cache that anyone may have
@@ -50,7 +48,8 @@ class MaskEntry:
     num_layouts: int
     """Layouts in the entry, the batch size of ``spans`` and ``tables``; 1 for other kinds."""
     params: Mapping[str, Tensor]
-    """Of layouts ``anchors`` int32 ``[L, N]`` and ``n_valid`` int32 ``[L]``; else empty."""
+    """Of layouts the batch parameters that were drawn, int32 ``[L]`` or ``[L, n]``: of DFlash
+    ``anchors`` and ``n_valid``; else empty."""
     _spans: RowIntervals | None
     _tables: BlockTables | None
 
@@ -91,9 +90,8 @@ class MaskEntry:
             UnsupportedMaskError: The entry is parametric.
             MaskSpecError: A parameter of the spec breaks its rule.
         """
-        family = families.get(self.spec.family)
-        # Another revision's formula may be another mask; the spans are what was published.
-        if family is None or family.revision != self.spec.revision:
+        family = _same_family(self.spec)
+        if family is None:
             return None
         params: dict[str, Any] = {**self.spec.family_params, **self.params}
         return family.chosen_mask_mod(self.spans, device, **params)
@@ -122,7 +120,7 @@ def load_entry(store: Store, name: str, version: str | None = None) -> MaskEntry
     """
     entry = parse_entry(store.load(name, version))
     built, here = entry.attrs.get("source"), None
-    if entry.spec.is_function and built is not None:
+    if entry.spec.is_code and built is not None:
         here = installed_source(entry.spec.family)
     # A machine without the module takes what was built elsewhere.
     if here is not None and here != built:
@@ -149,27 +147,17 @@ def parse_entry(entry: Entry) -> MaskEntry:
     params: dict[str, Tensor] = {}
     if spec.kind != "parametric":
         B, H = _count(entry, "B"), _count(entry, "H")
-        if spec.kind == "layouts" and spec.num_layouts != B:
-            raise MaskSpecError(
-                f"attribute B of {entry.name!r}", B, f"must be its {spec.num_layouts} layouts"
-            )
+        if spec.kind == "layouts":
+            params = _layouts(entry, spec, B)
         shape = (B, H, K, spec.Q_LEN)
         starts, ends = (_tensor(entry, array, shape) for array in SPAN_ARRAYS)
         spans = RowIntervals(starts, ends, spec.KV_LEN)
         packed = {
-            array: _writable(values)
-            for array, values in entry.arrays.items()
-            if array not in SPAN_ARRAYS + LAYOUT_ARRAYS
+            array: _writable(entry.arrays[array]) for array in TABLE_FIELDS if array in entry.arrays
         }
         tables = BlockTables.unpack(
             packed, B=B, H=H, Q_LEN=spec.Q_LEN, KV_LEN=spec.KV_LEN, BLOCK_SIZE=spec.BLOCK_SIZE
         )
-    if spec.kind == "layouts":
-        L, N = spec.num_layouts, _count(entry, "N")
-        params = {
-            "anchors": _tensor(entry, "anchors", (L, N)),
-            "n_valid": _tensor(entry, "n_valid", (L,)),
-        }
     _check_family(entry.name, spec, params, K)
     return MaskEntry(
         name=entry.name,
@@ -178,7 +166,7 @@ def parse_entry(entry: Entry) -> MaskEntry:
         sha256=entry.sha256,
         attrs=entry.attrs,
         bucket=Bucket(spec.Q_LEN, spec.KV_LEN, spec.BLOCK_SIZE, K),
-        num_layouts=spec.num_layouts,
+        num_layouts=spans.B if spec.kind == "layouts" and spans is not None else 1,
         params=params,
         _spans=spans,
         _tables=tables,
@@ -204,13 +192,43 @@ def check_size(spec: MaskSpec, B: int = 1, H: int = 1) -> None:
             raise MaskSpecError(f"{field} of {spec.name!r}", size, rule)
 
 
+def _layouts(entry: Entry, spec: MaskSpec, L: int) -> dict[str, Tensor]:
+    """The batch parameters that were drawn: what the family draws, as often as the spec says."""
+    names = entry.arrays.keys() - {*SPAN_ARRAYS, *TABLE_FIELDS}
+    family = _same_family(spec)
+    if family is not None and family.layouts is not None:
+        if spec.num_layouts != L:
+            rule = f"must be its {spec.num_layouts} layouts"
+            raise MaskSpecError(f"attribute B of {entry.name!r}", L, rule)
+        names |= set(family.layouts.draws)
+    params: dict[str, Tensor] = {}
+    for name in sorted(names):
+        values = entry.arrays.get(name)
+        if values is None or len(values) != L:
+            found = None if values is None else list(values.shape)
+            raise MaskSpecError(f"array {name} of {entry.name!r}", found, f"must be [{L}, ...]")
+        params[name] = _writable(values)
+    for size, length in ({} if family is None else family.sizes(params)).items():
+        if (counted := _count(entry, size)) != length:
+            rule = f"must be {length}, as its arrays have it"
+            raise MaskSpecError(f"attribute {size} of {entry.name!r}", counted, rule)
+    return params
+
+
+def _same_family(spec: MaskSpec) -> Family | None:
+    """The family of a spec, None where it or its revision is not known here."""
+    family = None if spec.is_function else find_family(spec.family)
+    # Another revision's formula may be another mask; the spans are what was published.
+    return None if family is None or family.revision != spec.revision else family
+
+
 def _check_family(name: str, spec: MaskSpec, params: Mapping[str, Tensor], K: int) -> None:
     """Check a spec and the anchors of layouts as their family does, where its rules are known.
 
     A digest says that the values are what was published, not that a family would have them.
     """
-    family = families.get(spec.family)
-    if family is None or family.revision != spec.revision:
+    family = _same_family(spec)
+    if family is None:
         if spec.is_function and spec.kind != "static":
             raise MaskSpecError(f"kind of {name!r}", spec.kind, "of a mask_mod must be static")
         return

@@ -1,8 +1,9 @@
-"""``package.module:function`` of a run file -> the mask_mod that it names, and its source's digest.
+"""``package.module:function`` of a run file -> the function, and its source's digest.
 
-A mask that was built from code is only as good as the code is unchanged: a build records the
-SHA-256 of the module's own file, and a load compares it, without importing anything. What that
-module imports itself is not seen; ``verify --deep --run-functions`` evaluates all again.
+The function is a mask_mod, or returns a family. A mask that was built from code is only as good as
+the code is unchanged: a build records the SHA-256 of the module's own file, and a load compares it,
+without importing anything. What that module imports itself is not seen; ``verify --deep
+--run-functions`` evaluates all again.
 """
 
 import hashlib
@@ -19,11 +20,21 @@ _SOURCE = "__maskgen_source__"
 """Where a module keeps the digest of the file that it was imported from."""
 
 
-def load_function(path: str) -> Callable[..., Any]:
-    """Import ``package.module:function``, a FlexAttention mask_mod.
+def load_function(
+    path: str,
+    field: str = "mask_mod",
+    what: str = "a function (b, h, q_idx, kv_idx) -> bool",
+) -> Callable[..., Any]:
+    """Import ``package.module:function``.
+
+    Args:
+        path: Of a module that Python finds, for example in the working directory.
+        field: What names it, for an error.
+        what: What it must be, for an error.
 
     Raises:
-        MaskSpecError: The module or the name in it is missing, or is not callable.
+        MaskSpecError: The module is missing or raises, or the name in it is missing or is not
+            callable.
     """
     module_name, _, attribute = path.partition(":")
     try:
@@ -31,10 +42,11 @@ def load_function(path: str) -> Callable[..., Any]:
         imported_source(path)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise MaskSpecError("mask_mod", path, f"must be importable ({error})") from error
+    except Exception as error:
+        why = str(error) if isinstance(error, (ImportError, AttributeError)) else repr(error)
+        raise MaskSpecError(field, path, f"must be importable ({why})") from error
     if not callable(found):
-        raise MaskSpecError("mask_mod", path, "must be a function (b, h, q_idx, kv_idx) -> bool")
+        raise MaskSpecError(field, path, f"must be {what}")
     function: Callable[..., Any] = found
     return function
 

@@ -16,7 +16,7 @@ from maskgen.classify import EMPTY, FULL, PARTIAL
 from maskgen.compile import compile_mask
 from maskgen.entry import MaskEntry, check_size
 from maskgen.errors import MaskSpecError
-from maskgen.families import families
+from maskgen.named_family import get_family
 
 MAX_PIXELS = 2048
 """Longest side of a PNG, in pixels."""
@@ -47,7 +47,7 @@ def entry_kinds(entry: MaskEntry, *, batch: int = 0, head: int = 0) -> Kinds:
     if entry.kind == "parametric":
         spec = entry.spec
         check_size(spec)
-        bounds = families[spec.family].bounds(spec.Q_LEN, spec.KV_LEN, **spec.family_params)
+        bounds = get_family(spec.family).bounds(spec.Q_LEN, spec.KV_LEN, **spec.family_params)
         must, may = (compile_mask(side, spec.BLOCK_SIZE).block_kinds()[0, 0] for side in bounds)
         depends = torch.where(may == EMPTY, EMPTY, PARTIAL)
         kinds = torch.where(must == FULL, FULL, depends)

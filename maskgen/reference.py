@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maskgen.entry import MaskEntry
-from maskgen.families import families
+from maskgen.named_family import get_family
 from maskgen.named_function import load_function
 from maskgen.spec import MaskSpec
 
@@ -30,7 +30,7 @@ def reference_mask_mod(entry: MaskEntry) -> MaskMod:
     spec = entry.spec
     if spec.is_function:
         return load_function(spec.family)
-    family = families[spec.family]
+    family = get_family(spec.family)
     params: dict[str, Any] = {**spec.family_params, **entry.params}
     return family.mask_mod(spec.Q_LEN, spec.KV_LEN, **params)
 

@@ -8,7 +8,8 @@
 
     [[masks.entry]]
     name = "causal"                 # entries causal/q1024-kv1024 and causal/q4096-kv8192
-    family = "causal"               # or mask_mod = "module:function", with optional B and H
+    family = "causal"               # or "module:function", which returns a Family of your own;
+                                    # or mask_mod = "module:function", with optional B and H
     Q_LEN = [1024, 4096]
     KV_LEN = [1024, 8192]           # left out: as Q_LEN
     offset = 0                      # any other key is a parameter of the family
@@ -26,7 +27,8 @@
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,26 +37,20 @@ import cache
 from maskgen.checks import check_known, checked_block_size, checked_int, checked_ints, nearest
 from maskgen.errors import MaskSpecError
 from maskgen.runfile import masks_section
-from maskgen.windows import (
-    Window,
-    answer_windows,
-    default_answer_ends,
-    default_answer_starts,
-)
 
 if TYPE_CHECKING:
+    from maskgen.families.after_context import AfterContext
     from maskgen.families.family import Family
+    from maskgen.families.layouts import Layouts
 
 KINDS = ("static", "layouts", "parametric")
 DEFAULT_BLOCK_SIZE = 128
-DEFAULT_DRAWS = 8
 MASK_MOD_REVISION = 1
 """Revision in the specs of ``module:function`` entries."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _SIZE_KEYS = ("name", "family", "mask_mod", "kind", "BLOCK_SIZE", "Q_LEN", "KV_LEN")
-_LAYOUT_KEYS = ("draws", "answer_starts", "answer_ends")
 _JSON_KEYS = ("BLOCK_SIZE", "KV_LEN", "Q_LEN", "family", "kind", "params", "revision")
 
 
@@ -65,7 +61,7 @@ class MaskSpec:
     name: str
     """Entry name in the cache; not part of the digest."""
     family: str
-    """A name in ``maskgen.families``, or ``module:function`` of a FlexAttention mask_mod."""
+    """A name in ``maskgen.families``, or ``module:function`` of the user's own code."""
     kind: str
     """``static``, ``layouts`` or ``parametric``."""
     Q_LEN: int
@@ -75,38 +71,57 @@ class MaskSpec:
     BLOCK_SIZE: tuple[int, int]
     """Tile sizes (Q, KV), in tokens."""
     params: Mapping[str, Any]
-    """Parameters, defaults filled in; of layouts also ``draws``, ``answer_starts`` and
-    ``answer_ends``."""
+    """Parameters, defaults filled in; of layouts also those that the family's layouts take."""
     revision: int
     """The family's revision when the spec was read."""
+    own_family: bool = False
+    """Whether ``family`` is ``module:function`` of a family, and not of a mask_mod."""
 
     @property
-    def is_function(self) -> bool:
+    def is_code(self) -> bool:
         """Whether the mask comes from Python code that only this machine may have."""
         return ":" in self.family
 
     @property
-    def family_params(self) -> dict[str, Any]:
-        """The parameters that the family itself takes."""
-        return {key: value for key, value in self.params.items() if key not in _LAYOUT_KEYS}
+    def is_function(self) -> bool:
+        """Whether the mask is a FlexAttention mask_mod of the user's own."""
+        return self.is_code and not self.own_family
 
     @property
-    def windows(self) -> list[Window]:
-        """Where the anchors of layouts may fall; none for the other kinds."""
-        if self.kind != "layouts":
-            return []
-        return answer_windows(self.params["answer_starts"], self.params["answer_ends"])
+    def family_params(self) -> dict[str, Any]:
+        """The parameters that the family itself takes."""
+        layouts = self._layouts()
+        own = () if layouts is None else layouts.param_names
+        return {key: value for key, value in self.params.items() if key not in own}
 
     @property
     def num_layouts(self) -> int:
-        """Layouts in the entry: draws for each window; 1 for the other kinds."""
+        """Layouts in the entry; 1 for the other kinds.
+
+        Raises:
+            MaskSpecError: A parameter of the layouts breaks its rule, or the family has none.
+        """
         if self.kind != "layouts":
             return 1
-        return int(self.params["draws"]) * len(self.windows)
+        layouts = self._layouts()
+        if layouts is None:
+            raise MaskSpecError(f"kind of {self.name!r}", self.kind, f"{self.family} has none here")
+        with _naming(f"spec of {self.name!r}"):
+            return layouts.count(layouts.check(self.Q_LEN, self.KV_LEN, self.params))
+
+    def _layouts(self) -> "Layouts | None":
+        if self.kind != "layouts":
+            return None
+        from maskgen.named_family import find_family
+
+        family = find_family(self.family)
+        return None if family is None else family.layouts
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as the cache keeps it: all fields but the name."""
+        own = {"own_family": True} if self.own_family else {}
         return {
+            **own,
             "BLOCK_SIZE": list(self.BLOCK_SIZE),
             "KV_LEN": self.KV_LEN,
             "Q_LEN": self.Q_LEN,
@@ -137,20 +152,17 @@ class MaskSpec:
     @classmethod
     def _from_json(cls, name: str, record: Mapping[str, Any]) -> "MaskSpec":
         where = f"spec of {name!r}"
-        if sorted(record) != list(_JSON_KEYS):
+        own_family = record.get("own_family", False)
+        if sorted(record) != sorted([*_JSON_KEYS, *(["own_family"] if own_family else [])]):
             raise MaskSpecError(where, sorted(record), f"must have the fields {list(_JSON_KEYS)}")
         kind, family, params = record["kind"], record["family"], record["params"]
         if kind not in KINDS:
             raise MaskSpecError(f"{where}: kind", kind, f"must be one of {', '.join(KINDS)}")
         if not isinstance(family, str) or not isinstance(params, Mapping):
             raise MaskSpecError(where, [family, params], "family is a string, params is an object")
-        if kind == "layouts":
-            checked_int(f"{where}: draws", params.get("draws"))
-            lists = {
-                key: checked_ints(f"{where}: {key}", params.get(key), minimum=0)
-                for key in ("answer_starts", "answer_ends")
-            }
-            params = {**params, **lists}
+        if not isinstance(own_family, bool) or (own_family and ":" not in family):
+            rule = "says that family is the module:function of one"
+            raise MaskSpecError(f"{where}: own_family", own_family, rule)
         return cls(
             name=name,
             family=family,
@@ -160,6 +172,7 @@ class MaskSpec:
             BLOCK_SIZE=checked_block_size(f"{where}: BLOCK_SIZE", record["BLOCK_SIZE"]),
             params=params,
             revision=checked_int(f"{where}: revision", record["revision"], minimum=0),
+            own_family=own_family,
         )
 
 
@@ -212,36 +225,40 @@ def _entry_specs(where: str, table: Mapping[str, Any], default_block: Any) -> It
     if "mask_mod" in table:
         yield from _function_specs(where, name, table, block_size)
         return
-    family = _family(where, table["family"])
+    family = _load_family(where, table["family"])
     kind = _kind(where, table.get("kind", "static"), family)
-    takes_context = kind != "static" and _has_context(family)
+    # Of a static entry the groups' positions are given, and their number with them.
+    context_rule = family.after_context if kind != "static" else None
     param_names = [param.name for param in family.params]
     if kind == "static":
         # Here the mask of one batch is meant, so what a batch says is part of the spec.
         param_names += family.runtime_params
     known = [*_SIZE_KEYS, *param_names]
-    if takes_context:
-        known += ["context", "anchors"]
-    if kind == "layouts":
-        known += _LAYOUT_KEYS
+    if context_rule is not None:
+        known += ["context", context_rule.count]
+    layouts = family.layouts if kind == "layouts" else None
+    if layouts is not None:
+        known += layouts.param_names
     check_known(where, table, known)
     given = {key: table[key] for key in param_names if key in table}
-    for Q_LEN, KV_LEN in _sizes(where, table, takes_context):
+    for Q_LEN, KV_LEN in _sizes(where, table, context_rule):
         params = _family_params(where, family, kind, Q_LEN, KV_LEN, given)
         entry_name = size_name(name, Q_LEN, KV_LEN)
-        if takes_context:
+        if context_rule is not None:
             entry_name = context_name(name, KV_LEN - Q_LEN)
-        if kind == "layouts":
-            params = {**params, **_layout_params(where, table, KV_LEN - Q_LEN)}
+        if layouts is not None:
+            with _naming(where):
+                params |= layouts.check(Q_LEN, KV_LEN, table)
         yield MaskSpec(
             name=entry_name,
-            family=family.name,
+            family=table["family"],
             kind=kind,
             Q_LEN=Q_LEN,
             KV_LEN=KV_LEN,
             BLOCK_SIZE=block_size,
             params=params,
             revision=family.revision,
+            own_family=":" in table["family"],
         )
 
 
@@ -255,7 +272,7 @@ def _function_specs(
     if table.get("kind", "static") != "static":
         raise MaskSpecError(f"{where}: kind", table["kind"], "of a mask_mod must be static")
     params = {key: checked_int(f"{where}: {key}", table[key]) for key in "BH" if key in table}
-    for Q_LEN, KV_LEN in _sizes(where, table, takes_context=False):
+    for Q_LEN, KV_LEN in _sizes(where, table, None):
         yield MaskSpec(
             name=size_name(name, Q_LEN, KV_LEN),
             family=function,
@@ -268,20 +285,22 @@ def _function_specs(
         )
 
 
-def _sizes(where: str, table: Mapping[str, Any], takes_context: bool) -> Sequence[tuple[int, int]]:
-    if takes_context and "context" in table:
+def _sizes(
+    where: str, table: Mapping[str, Any], after: "AfterContext | None"
+) -> Sequence[tuple[int, int]]:
+    if after is not None and "context" in table:
         for key in ("Q_LEN", "KV_LEN"):
             if key in table:
-                rule = "follows from context, anchors and draft_block_size; leave it out"
+                rule = f"follows from context, {after.count} and {after.size}; leave it out"
                 raise MaskSpecError(f"{where}: {key}", table[key], rule)
-        anchors = checked_int(f"{where}: anchors", table.get("anchors"))
-        draft = checked_int(f"{where}: draft_block_size", table.get("draft_block_size"))
-        Q_LEN = anchors * draft
+        count = checked_int(f"{where}: {after.count}", table.get(after.count))
+        size = checked_int(f"{where}: {after.size}", table.get(after.size))
+        Q_LEN = count * size
         contexts = checked_ints(f"{where}: context", table["context"], minimum=1)
         return [(Q_LEN, context + Q_LEN) for context in contexts]
-    if takes_context and "anchors" in table:
-        rule = "belongs to context; Q_LEN and draft_block_size say how many there are"
-        raise MaskSpecError(f"{where}: anchors", table["anchors"], rule)
+    if after is not None and after.count in table:
+        rule = f"belongs to context; Q_LEN and {after.size} say how many there are"
+        raise MaskSpecError(f"{where}: {after.count}", table[after.count], rule)
     q_lens = checked_ints(f"{where}: Q_LEN", table.get("Q_LEN"), minimum=1)
     kv_lens = checked_ints(f"{where}: KV_LEN", table.get("KV_LEN", q_lens), minimum=1)
     if len(kv_lens) != len(q_lens):
@@ -294,10 +313,8 @@ def _sizes(where: str, table: Mapping[str, Any], takes_context: bool) -> Sequenc
 def _family_params(
     where: str, family: "Family", kind: str, Q_LEN: int, KV_LEN: int, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    try:
+    with _naming(where):
         checked = family.check(Q_LEN, KV_LEN, given)
-    except MaskSpecError as error:
-        raise MaskSpecError(f"{where}: {error.field}", error.value, error.rule) from error
     missing = [param for param in family.runtime if param.required and param.name not in checked]
     if kind == "static" and missing:
         raise MaskSpecError(
@@ -310,47 +327,34 @@ def _family_params(
     return {key: given[key] if key in family.runtime_params else checked[key] for key in checked}
 
 
-def _layout_params(where: str, table: Mapping[str, Any], context: int) -> dict[str, Any]:
-    given = table.get("answer_starts", default_answer_starts(context))
-    starts = checked_ints(f"{where}: answer_starts", given, minimum=0)
-    if max(starts) > context - 2:
-        # An anchor needs a later supervised token, so the last position is no candidate.
-        raise MaskSpecError(
-            f"{where}: answer_starts", starts, f"must be at most context - 2 = {context - 2}"
-        )
-    given = table.get("answer_ends", default_answer_ends(context))
-    ends = checked_ints(f"{where}: answer_ends", given, minimum=1)
-    if max(ends) > context:
-        raise MaskSpecError(f"{where}: answer_ends", ends, f"must be at most context = {context}")
-    if not answer_windows(starts, ends):
-        rule = f"one end at least must be 2 past a start, and the starts are {starts}"
-        raise MaskSpecError(f"{where}: answer_ends", ends, rule)
-    draws = checked_int(f"{where}: draws", table.get("draws", DEFAULT_DRAWS))
-    return {"draws": draws, "answer_starts": starts, "answer_ends": ends}
-
-
-def _family(where: str, name: Any) -> "Family":
+def _load_family(where: str, name: Any) -> "Family":
     # torch loads with the families; what only lists a cache does without.
     from maskgen.families import families
+    from maskgen.named_family import is_path, load_family
 
-    if not isinstance(name, str) or name not in families:
+    if not isinstance(name, str) or not (is_path(name) or name in families):
         raise MaskSpecError(f"{where}: family", name, nearest(str(name), families))
-    return families[name]
+    if is_path(name) and not _FUNCTION.fullmatch(name):
+        raise MaskSpecError(f"{where}: family", name, "must read package.module:function")
+    with _naming(where):
+        return load_family(name)
 
 
-def _has_context(family: "Family") -> bool:
-    """Whether the rows are draft blocks at anchors in a context, so that KV = context + Q."""
-    # P-EAGLE has anchors too, but its rows are the tokens themselves.
-    names = {param.name for param in family.params} | set(family.runtime_params)
-    return {"anchors", "draft_block_size"} <= names
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Put the entry's name before the field of an error."""
+    try:
+        yield
+    except MaskSpecError as error:
+        raise MaskSpecError(f"{where}: {error.field}", error.value, error.rule) from error
 
 
 def _kind(where: str, kind: Any, family: "Family") -> str:
     if kind not in KINDS:
         raise MaskSpecError(f"{where}: kind", kind, nearest(str(kind), KINDS))
-    if kind == "layouts" and not _has_context(family):
+    if kind == "layouts" and family.layouts is None:
         raise MaskSpecError(
-            f"{where}: kind", kind, f"is for draft blocks after a context; {family.name} has none"
+            f"{where}: kind", kind, f"is for families that draw layouts; {family.name} has none"
         )
     if kind == "parametric" and not family.runtime_params:
         raise MaskSpecError(

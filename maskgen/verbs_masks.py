@@ -64,7 +64,7 @@ def build(
         click.echo(
             f"{store.location} is read-only and holds every mask of {place.run_file}", err=True
         )
-        evaluated = ", ".join(spec.name for spec in specs if spec.is_function)
+        evaluated = ", ".join(spec.name for spec in specs if spec.is_code)
         if evaluated:
             click.echo(f"functions were not evaluated again: {evaluated}", err=True)
     certificates: list[Certificate] = []

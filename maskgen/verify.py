@@ -12,7 +12,7 @@ from maskgen.certificate import certify
 from maskgen.checks import checked_int
 from maskgen.entry import MaskEntry, check_size, parse_entry
 from maskgen.errors import MaskgenError
-from maskgen.families import families
+from maskgen.named_family import find_family, load_family
 from maskgen.progress import Progress
 from maskgen.spec import MaskSpec
 
@@ -99,14 +99,14 @@ def _problems(entry: Entry, mask: MaskEntry) -> Iterator[str]:
 
 
 def _cannot_rebuild(spec: MaskSpec, *, run_functions: bool) -> str | None:
-    if spec.is_function:
-        if run_functions:
-            return None
+    if spec.is_code and not run_functions:
         return (
             f"not compared: it comes from the function {spec.family}, which is only imported with "
             "--run-functions"
         )
-    family = families.get(spec.family)
+    if spec.is_function:
+        return None
+    family = load_family(spec.family) if spec.own_family else find_family(spec.family)
     if family is None:
         return f"not compared: family {spec.family!r} is not installed"
     if family.revision != spec.revision:

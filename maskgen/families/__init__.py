@@ -1,5 +1,6 @@
 """Mask families: each turns named parameters into row intervals."""
 
+from maskgen.families.after_context import AfterContext
 from maskgen.families.block_diffusion import block_diffusion
 from maskgen.families.causal import causal
 from maskgen.families.chunked import chunked
@@ -9,7 +10,7 @@ from maskgen.families.eagle3_ttt import eagle3_ttt
 from maskgen.families.family import Family
 from maskgen.families.full import full
 from maskgen.families.global_prefix_window import global_prefix_window
-from maskgen.families.layouts import dflash_layouts
+from maskgen.families.layouts import Layouts
 from maskgen.families.natten import natten
 from maskgen.families.p_eagle import p_eagle
 from maskgen.families.params import Param, RuntimeParam
@@ -21,14 +22,15 @@ from maskgen.families.sliding_window import sliding_window
 from maskgen.families.tree import tree
 
 __all__ = [
+    "AfterContext",
     "Family",
+    "Layouts",
     "Param",
     "RuntimeParam",
     "block_diffusion",
     "causal",
     "chunked",
     "dflash",
-    "dflash_layouts",
     "document",
     "eagle3_ttt",
     "families",

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from maskgen.checks import MAX_LENGTH
 from maskgen.errors import MaskSpecError
+from maskgen.families.after_context import AfterContext
+from maskgen.families.dflash_layouts import LAYOUTS
 from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, Spans
 from maskgen.families.params import Param, RuntimeParam
@@ -333,4 +335,6 @@ DFLASH = Family(
     check_fn=_check,
     bounds_fn=_bounds,
     draw_fn=_draw,
+    layouts=LAYOUTS,
+    after_context=AfterContext(count="anchors", size="draft_block_size"),
 )

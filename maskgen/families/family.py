@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
+from maskgen.families.after_context import AfterContext
 from maskgen.families.draw import Draw
+from maskgen.families.layouts import Layouts
 from maskgen.families.params import REQUIRED, Param, RuntimeParam, check_length, one_of
 from maskgen.intervals import RowIntervals
 
@@ -61,6 +63,10 @@ class Family:
     """``(Q_LEN, KV_LEN, **static params)`` -> must and may."""
     draw_fn: Callable[..., dict[str, Any]] | None = None
     """``(draw, Q_LEN, KV_LEN, **static params)`` -> runtime parameters of one sample, by lists."""
+    layouts: Layouts | None = None
+    """How batch parameters are drawn ahead; None where ``kind = "layouts"`` makes no sense."""
+    after_context: AfterContext | None = None
+    """How an entry may name lengths by a context; None where Q_LEN and KV_LEN say all."""
     analytic_above: int = ANALYTIC_ABOVE_K
     """With more spans a row than this, the formula is the faster mask_mod; 0 where it was
     measured faster than any spans (``benchmarks/gpu_masks.py``)."""
@@ -89,7 +95,7 @@ class Family:
             MaskSpecError: A length or value breaks its rule, or a name is unknown.
         """
         Q_LEN, KV_LEN = self._check_frame(Q_LEN, KV_LEN, params)
-        checked = self._static(params)
+        checked = self.static_params(params)
         for given in self.runtime:
             if params.get(given.name) is not None:
                 checked[given.name] = given.check(params[given.name])
@@ -105,7 +111,7 @@ class Family:
 
     def max_K(self, Q_LEN: int, KV_LEN: int, params: Mapping[str, Any]) -> int:  # noqa: N802
         """Largest number of spans that a row can have under these static parameters."""
-        return self.max_k_fn(int(Q_LEN), int(KV_LEN), **self._static(params))
+        return self.max_k_fn(int(Q_LEN), int(KV_LEN), **self.static_params(params))
 
     def spans(
         self, Q_LEN: int, KV_LEN: int, *, device: torch.device | str | None = None, **params: Any
@@ -185,12 +191,24 @@ class Family:
         if self.draw_fn is None:
             return {}
         Q_LEN, KV_LEN = self._check_frame(Q_LEN, KV_LEN, static)
-        source, filled = Draw(digest), self._static(self.check(Q_LEN, KV_LEN, static))
+        source, filled = Draw(digest), self.static_params(self.check(Q_LEN, KV_LEN, static))
         drawn = [self.draw_fn(source, Q_LEN, KV_LEN, **filled) for _ in range(B)]
         return {
             given.name: given.check([sample[given.name] for sample in drawn])
             for given in self.runtime
             if given.name in drawn[0]
+        }
+
+    def sizes(self, params: Mapping[str, Tensor]) -> dict[str, int]:
+        """Return the sizes of batch parameters, by the letters of their shapes: ``{"N": 8}``."""
+        return {
+            letter.strip(): size
+            for given in self.runtime
+            if given.name in params
+            for letter, size in zip(
+                given.shape.split(",")[1:], params[given.name].shape[1:], strict=True
+            )
+            if letter.strip().isidentifier()
         }
 
     def bounds(self, Q_LEN: int, KV_LEN: int, **static: Any) -> tuple[RowIntervals, RowIntervals]:
@@ -204,7 +222,9 @@ class Family:
         if self.bounds_fn is None:
             exact = self.intervals(Q_LEN, KV_LEN, **static)
             return exact, exact
-        return self.bounds_fn(Q_LEN, KV_LEN, **self._static(self.check(Q_LEN, KV_LEN, static)))
+        return self.bounds_fn(
+            Q_LEN, KV_LEN, **self.static_params(self.check(Q_LEN, KV_LEN, static))
+        )
 
     def intervals(
         self, Q_LEN: int, KV_LEN: int, *, device: torch.device | str | None = None, **params: Any
@@ -229,8 +249,12 @@ class Family:
                 raise MaskSpecError(name, value, rule)
         return lengths
 
-    def _static(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The static parameters, each checked for itself, defaults filled in."""
+    def static_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the static parameters, each checked for itself, defaults filled in.
+
+        Raises:
+            MaskSpecError: One is missing or breaks its rule.
+        """
         checked: dict[str, Any] = {}
         for param in self.params:
             value = params.get(param.name, param.default)
@@ -241,7 +265,7 @@ class Family:
         return checked
 
     def _filled(self, params: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-        filled = self._static(params)
+        filled = self.static_params(params)
         for given in self.runtime:
             value = params.get(given.name)
             if value is None and given.required:

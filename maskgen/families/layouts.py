@@ -1,72 +1,95 @@
-"""Anchor layouts for DFlash, drawn ahead and alike on every machine.
+"""Layouts: batch parameters of a family that are drawn ahead, when masks are built.
 
-Legend: L layouts, N anchors of a layout, S context tokens.
+An entry of ``kind = "layouts"`` holds L draws and the mask of each, so that training builds none.
+
+Legend: L layouts, n values of a parameter.
 """
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from maskgen.errors import MaskSpecError
-from maskgen.families.params import check_length
-from maskgen.windows import Window
+from maskgen.families.params import REQUIRED, Param
 
 
-def dflash_layouts(
-    context: int,
-    anchors: int,
-    draft_block_size: int,
-    draws: int,
-    windows: Sequence[Window],
-    key: bytes,
-) -> tuple[Tensor, Tensor]:
-    """Draw sets of anchors: ``draws`` of them for each window.
+@dataclass(frozen=True, kw_only=True)
+class Layouts:
+    """How a family draws layouts.
 
-    Layout l belongs to the window ``(a, e) = windows[l // draws]`` and takes
-    ``min(anchors, e - a)`` distinct positions of ``[a, e)``, each set equally likely.
-
-    Each layout ranks the positions by raw 64-bit integers of its own Philox stream (keyed by
-    ``key``, counter by l), so no distribution code of a NumPy version is involved.
-
-    Args:
-        context: S, in tokens.
-        anchors: N, draft blocks of a layout.
-        draft_block_size: Slots of a draft block; its last slots may lie past the context.
-        draws: Layouts of each window.
-        windows: Where anchors may fall, see ``maskgen.windows``.
-        key: What the draw depends on, the spec's digest.
-
-    Returns:
-        Anchors int32 ``[L, N]``, ascending in the first ``n_valid``, then 0; and ``n_valid``
-        int32 ``[L]``. ``L = len(windows) * draws``.
-
-    Raises:
-        MaskSpecError: A count is below 1, or a window is empty or reaches past the context.
+    ``count_fn`` takes the parameters declared here by name, the other functions those of the family
+    too, defaults filled in.
     """
-    context = check_length("context", context)
-    if context < 2:
-        raise MaskSpecError("context", context, "must be at least 2: an anchor and a token after")
-    check_length("draft_block_size", draft_block_size)
-    anchors, draws = check_length("anchors", anchors), check_length("draws", draws)
-    if not windows:
-        raise MaskSpecError("windows", list(windows), "must name at least one window")
-    for start, end in windows:
-        if not 0 <= start < end <= context - 1:
-            rule = f"must lie within [0, {context - 1}): the last token is no anchor"
-            raise MaskSpecError("windows", (start, end), rule)
-    philox_key = int.from_bytes(hashlib.sha256(key).digest()[:16], "little")
-    drawn = np.zeros((len(windows) * draws, anchors), dtype=np.int32)
-    n_valid = np.zeros(len(windows) * draws, dtype=np.int32)
-    for layout in range(len(windows) * draws):
-        start, end = windows[layout // draws]
-        candidates = end - start
-        n = min(anchors, candidates)
-        # The layout's number fills the highest counter word, so streams cannot overlap.
-        stream = np.random.Philox(key=philox_key, counter=layout << 192)
-        rank = np.argsort(stream.random_raw(candidates), kind="stable")
-        drawn[layout, :n] = np.sort(rank[:n]) + start
-        n_valid[layout] = n
-    return torch.from_numpy(drawn), torch.from_numpy(n_valid)
+
+    draws: tuple[str, ...]
+    """Names of the family's batch parameters that a layout has values of."""
+    params: tuple[Param, ...]
+    """What an entry says beside the family's parameters."""
+    draw_fn: Callable[..., Mapping[str, Tensor]]
+    """``(Q_LEN, KV_LEN, key, **params)`` -> each of ``draws``, int32 ``[L]`` or ``[L, n]``; the
+    same key, bytes of the spec's digest, draws the same on any machine."""
+    count_fn: Callable[..., int]
+    """``(**params)`` -> L."""
+    check_fn: Callable[[int, int, dict[str, Any]], None] | None = None
+    """Rules between these parameters and the lengths; may fill in defaults."""
+
+    @property
+    def param_names(self) -> tuple[str, ...]:
+        """Names of ``params``."""
+        return tuple(param.name for param in self.params)
+
+    def check(self, Q_LEN: int, KV_LEN: int, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what an entry says, checked, defaults filled in; other names are passed over.
+
+        A list of integers may be given as one of them.
+
+        Raises:
+            MaskSpecError: A value breaks its rule or is missing.
+        """
+        checked: dict[str, Any] = {}
+        for param in self.params:
+            value = given.get(param.name, param.default)
+            if value is REQUIRED:
+                raise MaskSpecError(param.name, None, f"is required by layouts: {param.doc}")
+            if param.type == "ints" and isinstance(value, int):
+                value = [value]
+            checked[param.name] = param.check(value)
+        if self.check_fn is not None:
+            self.check_fn(Q_LEN, KV_LEN, checked)
+        return {name: value for name, value in checked.items() if value is not None}
+
+    def count(self, given: Mapping[str, Any]) -> int:
+        """Return L, of parameters that ``check`` returned."""
+        return self.count_fn(**{name: given[name] for name in self.param_names if name in given})
+
+    def draw(
+        self, Q_LEN: int, KV_LEN: int, key: bytes, params: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """Draw the layouts of an entry; the same key draws the same on any machine.
+
+        Args:
+            Q_LEN: Query rows, in tokens.
+            KV_LEN: Key columns, in tokens.
+            key: Bytes of the spec's digest.
+            params: The family's static parameters and those declared here, by name.
+
+        Returns:
+            int32 ``[L]`` or ``[L, n]`` on the CPU, for each of ``draws``.
+
+        Raises:
+            MaskSpecError: A value breaks its rule, or what is drawn is not what is declared.
+        """
+        own = self.check(Q_LEN, KV_LEN, params)
+        drawn = dict(self.draw_fn(Q_LEN, KV_LEN, key, **{**params, **own}))
+        if sorted(drawn) != sorted(self.draws):
+            rule = f"must be {', '.join(sorted(self.draws))}"
+            raise MaskSpecError("what a layout draws", sorted(drawn), rule)
+        L = self.count(own)
+        for name, values in drawn.items():
+            if len(values) != L or values.dtype != torch.int32 or values.device.type != "cpu":
+                found = [list(values.shape), str(values.dtype), str(values.device)]
+                raise MaskSpecError(name, found, f"must be drawn as int32 [{L}, ...] on the CPU")
+        return {name: drawn[name].contiguous() for name in self.draws}

@@ -218,7 +218,7 @@ def test_a_raised_revision_is_built_again(tmp_path, monkeypatch):
     raised = dataclasses.replace(families["causal"], revision=2)
     newer = MappingProxyType({**families, "causal": raised})
     monkeypatch.setattr(importlib.import_module("maskgen.families"), "families", newer)
-    monkeypatch.setattr("maskgen.build.families", newer)
+    monkeypatch.setattr("maskgen.named_family.families", newer)
     report = build(specs_of(CAUSAL, LAYOUTS), store)
     assert [row.reused for row in report.rows] == [False, False, True, True]
     assert report.version != before
@@ -310,7 +310,7 @@ def test_an_unreadable_current_version_is_nothing_to_reuse(tmp_path, change, sai
 def test_a_layout_with_more_spans_than_the_family_says_is_our_fault(monkeypatch):
     (spec,) = specs_of({**LAYOUTS, "context": 40})
     narrow = dataclasses.replace(families["dflash"], max_k_fn=lambda *_, **__: 1)
-    monkeypatch.setattr("maskgen.build.families", {"dflash": narrow})
+    monkeypatch.setattr("maskgen.named_family.families", {"dflash": narrow})
     with pytest.raises(LayoutInvariantError, match="K is at most 1"):
         build_entry(spec)
 

@@ -19,6 +19,7 @@ from maskgen.certificate import (
     table_findings,
 )
 from maskgen.entry import load_entry
+from maskgen.families import families
 from maskgen.intervals import RowIntervals
 from maskgen.spec import read_specs
 
@@ -154,14 +155,14 @@ def test_the_mask_of_a_drawn_batch_is_compared(tmp_path, family, Q_LEN, KV_LEN, 
 
 
 def test_every_family_with_runtime_parameters_draws_them_all():
-    drawn = {name: set() for name, family in certificate.families.items() if family.draw_fn}
+    drawn = {name: set() for name, family in families.items() if family.draw_fn}
     for name, Q_LEN, KV_LEN, params in PARAMETRIC:
-        family = certificate.families[name]
+        family = families[name]
         values = family.draw("5" * 64, 3, Q_LEN, KV_LEN, **params)
         family.check(Q_LEN, KV_LEN, {**params, **values})
         assert all(len(value.unique(dim=0)) > 1 for value in values.values()), name
         drawn[name] |= set(values)
-    for name, family in certificate.families.items():
+    for name, family in families.items():
         # A document's offsets say no more than its ids.
         said = {"doc_offsets"} if name == "document" else set()
         assert set(family.runtime_params) - said == drawn.get(name, set()), name
@@ -195,19 +196,19 @@ def wrong_spans(family):
 @pytest.mark.parametrize("case", PARAMETRIC[:4], ids=lambda case: case[0])
 def test_a_wrong_family_is_found_by_its_drawn_batch(tmp_path, monkeypatch, case, fault, message):
     entry = parametric(tmp_path, *case)
-    family = certificate.families[case[0]]
+    family = families[case[0]]
     wrong = dataclasses.replace(family, **fault(family))
-    monkeypatch.setattr(certificate, "families", {case[0]: wrong})
+    monkeypatch.setattr("maskgen.named_family.families", {case[0]: wrong})
     assert any(re.search(message, finding) for finding in certify(entry).findings)
 
 
 def test_bounds_that_cross_are_found(store, monkeypatch):
     entry = load_entry(store, "data/ctx64")
-    family = certificate.families["dflash"]
+    family = families["dflash"]
     swapped = dataclasses.replace(
         family, bounds_fn=lambda *sizes, **params: family.bounds_fn(*sizes, **params)[::-1]
     )
-    monkeypatch.setattr(certificate, "families", {"dflash": swapped})
+    monkeypatch.setattr("maskgen.named_family.families", {"dflash": swapped})
     assert "bounds: must is not within may, first in row (0, 0, 0)" in certify(entry).findings
 
 

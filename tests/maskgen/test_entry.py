@@ -181,7 +181,7 @@ def foreign_columns(tables):
         (2, "spec", lambda s: {**s, "KV_LEN": 40}, MaskSpecError, "must lie inside"),
         (2, "spec", lambda s: {**s, "more": 1}, MaskSpecError, "must have the fields"),
         (0, "attrs", lambda a: {**a, "B": 4}, MaskSpecError, "its 32 layouts"),
-        (0, "attrs", lambda a: {**a, "N": 9}, MaskSpecError, "array anchors"),
+        (0, "attrs", lambda a: {**a, "N": 9}, MaskSpecError, "attribute N"),
         (0, "spans", lambda s: {**s, "n_valid": s["n_valid"][:4]}, MaskSpecError, "array n_valid"),
         (0, "spans", put("anchors", 64), MaskSpecError, "anchors = 64: .* 0 to 63"),
         (0, "spans", put("anchors", -1), MaskSpecError, "anchors = -1: .* 0 to 63"),

@@ -4,8 +4,13 @@ import pytest
 import torch
 
 from maskgen.errors import MaskSpecError
-from maskgen.families import dflash_layouts, families
-from maskgen.windows import answer_windows, default_answer_ends, default_answer_starts
+from maskgen.families import families
+from maskgen.families.answer_windows import (
+    answer_windows,
+    default_answer_ends,
+    default_answer_starts,
+)
+from maskgen.families.dflash_layouts import dflash_layouts
 
 KEY = b"a spec's digest"
 PINNED = [

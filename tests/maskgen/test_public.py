@@ -43,8 +43,8 @@ def test_a_familys_module_is_imported_by_its_name(code):
 assert module.CAUSAL.name == "causal" and module.causal(4, 4).Q_LEN == 4
 import maskgen, maskgen.families.tree as tree, maskgen.families.params as params
 assert callable(maskgen.causal) and maskgen.families["tree"] is tree.TREE and params.RuntimeParam
-from maskgen.families import causal, dflash_layouts
-assert causal is maskgen.causal and maskgen.families.dflash_layouts is dflash_layouts
+from maskgen.families import causal, Family
+assert causal is maskgen.causal and maskgen.families.Family is Family
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

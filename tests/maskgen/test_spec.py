@@ -118,10 +118,10 @@ def test_names_of_entries():
         ({**CAUSAL, "ofset": 7}, "ofset = 7: .*did you mean 'offset'"),
         ({**CAUSAL, "family": "casual"}, "casual.*did you mean 'causal'"),
         ({**CAUSAL, "kind": "layout"}, "layout.*did you mean 'layouts'"),
-        ({**CAUSAL, "kind": "layouts"}, "for draft blocks after a context"),
+        ({**CAUSAL, "kind": "layouts"}, "for families that draw layouts"),
         (
             {"name": "p", "family": "p_eagle", "num_depths": 2, "kind": "layouts", "Q_LEN": 8},
-            "for draft blocks after a context; p_eagle has none",
+            "for families that draw layouts; p_eagle has none",
         ),
         ({**CAUSAL, "kind": "parametric"}, "depend on the batch"),
         ({**CAUSAL, "mask_mod": "a:b"}, "one of family and mask_mod"),
@@ -229,11 +229,20 @@ def test_json_comes_back_as_it_was():
         assert MaskSpec.from_json(spec.name, spec.to_json()) == spec
 
 
-def test_windows_of_an_untrusted_cache_are_lists():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draws": "many"}, "draws = 'many'"),
+        ({"answer_starts": {}}, "answer_starts = {}"),
+        ({"answer_ends": [129]}, "at most context = 128"),
+    ],
+)
+def test_layouts_of_an_untrusted_cache_are_checked_as_they_are_counted(change, message):
     (spec,) = read({**LAYOUTS, "context": [128]})
     record = spec.to_json()
-    record["params"] = {**record["params"], "answer_starts": 0, "answer_ends": 128}
-    assert MaskSpec.from_json(spec.name, record).num_layouts == spec.params["draws"]
+    record["params"] = {**record["params"], **change}
+    with pytest.raises(MaskSpecError, match=message):
+        _ = MaskSpec.from_json(spec.name, record).num_layouts
 
 
 @pytest.mark.parametrize(
@@ -247,7 +256,8 @@ def test_windows_of_an_untrusted_cache_are_lists():
         ({"KV_LEN": "9"}, "KV_LEN = '9'"),
         ({"BLOCK_SIZE": [17, 16]}, "BLOCK_SIZE"),
         ({"revision": -1}, "revision = -1"),
-        ({"kind": "layouts"}, "draws = None"),
+        ({"own_family": True}, "own_family = True: says that family is the module:function"),
+        ({"family": "a:b", "own_family": 1}, "own_family = 1"),
     ],
 )
 def test_json_of_an_untrusted_cache_is_checked(change, message):

@@ -1,0 +1,225 @@
+"""Families of the user's own, named in a run file: built, loaded, verified, refused if changed."""
+
+import re
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import cache
+from maskgen.build import build
+from maskgen.cli import main
+from maskgen.entry import load_entry
+from maskgen.errors import MaskSpecError, StaleMaskError
+from maskgen.report import html_report
+from maskgen.spec import MaskSpec, read_specs
+from maskgen.verify import verify_deep
+from maskgen.version_certificates import certify_version
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+FIRST_KEYS = """
+import torch
+from maskgen.families import Family, Layouts, Param, RuntimeParam
+from maskgen.families.spans import rows, stack_spans
+
+def spans(Q_LEN, KV_LEN, device, *, keys):
+    row = rows(Q_LEN, device)
+    return stack_spans([(0, keys[:, None].expand(-1, Q_LEN))], Q_LEN, KV_LEN, row)
+
+def mask_mod(Q_LEN, KV_LEN, device, *, keys):
+    batched = int(keys.shape[0] > 1)
+    return lambda b, h, q_idx, kv_idx: kv_idx < keys[b * batched]
+
+def drawn(Q_LEN, KV_LEN, key, *, draws):
+    return {"keys": torch.tensor([(byte % KV_LEN) + 1 for byte in key[:draws]], dtype=torch.int32)}
+
+def first_keys():
+    return Family(
+        name="first_keys", revision=3, formula="kv < keys[b]", source="this test",
+        runtime=(RuntimeParam("keys", "B", "keys that each row sees"),),
+        span_fn=spans, mask_mod_fn=mask_mod, max_k_fn=lambda Q_LEN, KV_LEN: 1,
+        layouts=Layouts(
+            draws=("keys",),
+            params=(Param("draws", "int", "how many", default=4, minimum=1),),
+            draw_fn=drawn,
+            count_fn=lambda draws: draws,
+        ),
+    )
+"""
+_numbers = count()
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module that nobody has imported yet, and returns its name."""
+
+    def written(text):
+        name = f"own_masks_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    monkeypatch.syspath_prepend(tmp_path)
+    return written
+
+
+def entry_of(family, **more):
+    return {"name": "own", "family": family, "Q_LEN": 40, "KV_LEN": 50, "BLOCK_SIZE": 16, **more}
+
+
+def specs_of(*entries):
+    return read_specs({"masks": {"entry": list(entries)}})
+
+
+def blocks_of(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+
+
+def python(folder, *arguments):
+    """Run maskgen in a process of its own, in a folder."""
+    root = str(Path(__file__).parents[2])
+    return subprocess.run(
+        [sys.executable, "-m", "maskgen", *arguments],
+        cwd=folder,
+        env={"PYTHONPATH": root, "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_example_of_the_page_is_built_by_its_run_file(tmp_path):
+    (code,) = [block for block in blocks_of("python") if "def band" in block]
+    (run_file,) = blocks_of("toml")
+    (tmp_path / "my_masks.py").write_text(code)
+    (tmp_path / "run.toml").write_text(run_file)
+    ran = python(tmp_path, "build", "run.toml")
+    assert ran.returncode == 0, ran.stderr
+    assert "band/q1024-kv1024" in ran.stdout
+    store = cache.open_store(tmp_path / "build" / "masks.zarr")
+    entry = load_entry(store, "band/q1024-kv1024")
+    q, kv = torch.arange(1024)[:, None], torch.arange(1024)
+    assert torch.equal(entry.spans.dense()[0, 0], (q - kv).abs() <= 64)
+
+
+def test_a_family_with_layouts_is_built_certified_loaded_and_verified(tmp_path, module):
+    family = f"{module(FIRST_KEYS)}:first_keys"
+    (spec,) = specs_of(entry_of(family, kind="layouts", draws=3))
+    assert (spec.family, spec.revision, spec.num_layouts) == (family, 3, 3)
+    assert (spec.is_function, spec.family_params) == (False, {})
+    assert MaskSpec.from_json(spec.name, spec.to_json()) == spec
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    version = build([spec], store).version
+    (certificate,) = certify_version(store, version)
+    assert certificate.findings == ()
+    assert certificate.compared.endswith(f"with the formula of {family}")
+    entry = load_entry(store, "own/q40-kv50")
+    keys = [byte % 50 + 1 for byte in bytes.fromhex(spec.digest)[:3]]
+    assert entry.params["keys"].tolist() == keys
+    assert (entry.num_layouts, entry.bucket.K) == (3, 1)
+    for layout, width in enumerate(keys):
+        wanted = (torch.arange(50) < width).expand(40, 50)
+        assert torch.equal(entry.spans.dense()[layout, 0], wanted)
+    assert [d.compared for d in verify_deep(store)] == [False]
+    assert verify_deep(store, run_functions=True) == []
+    assert "own/q40-kv50" in html_report(store, heads=1, head_dim=1)
+
+
+def test_a_changed_module_is_refused_until_it_is_built_again(tmp_path, module):
+    name = module(FIRST_KEYS)
+    specs = specs_of(entry_of(f"{name}:first_keys", keys=[7]))
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    build(specs, store)
+    assert load_entry(store, "own/q40-kv50").attrs["cells"] == 7 * 40
+    (tmp_path / f"{name}.py").write_text(FIRST_KEYS.replace("kv_idx < keys", "kv_idx <= keys"))
+    with pytest.raises(StaleMaskError, match=f"from {name}:first_keys, and that module has chan"):
+        load_entry(store, "own/q40-kv50")
+    (tmp_path / f"{name}.py").unlink()
+    assert load_entry(store, "own/q40-kv50").attrs["cells"] == 7 * 40
+
+
+def test_a_cache_names_what_only_a_run_file_may_import(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "own_masks.py").write_text(FIRST_KEYS + "print('IMPORTED')\n")
+    (tmp_path / "here" / "run.toml").write_text(
+        '[masks]\ncache = "m.zarr"\n[[masks.entry]]\nname = "own"\nQ_LEN = 64\n'
+        'family = "own_masks:first_keys"\nkind = "layouts"\n'
+    )
+    built = python(tmp_path / "here", "build", "run.toml")
+    assert built.returncode == 0, built.stderr
+    for arguments in (
+        ["list"],
+        ["report", "page.html"],
+        ["verify", "--deep"],
+    ):
+        ran = python(tmp_path / "here", *arguments, "--cache", "m.zarr")
+        assert (ran.returncode, "IMPORTED" in ran.stdout) == (0, False), ran
+    assert "1 not compared" in ran.stdout
+    ran = python(tmp_path / "here", "verify", "--deep", "--run-functions", "--cache", "m.zarr")
+    assert (ran.returncode, "no difference" in ran.stdout) == (0, True), ran.stderr
+    # Elsewhere the module is not there, and what was built is taken.
+    ran = python(tmp_path, "show", "own/q64-kv64", "--cache", "here/m.zarr")
+    assert (ran.returncode, "layouts own_masks:first_keys" in ran.stdout) == (0, True), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "message"),
+    [
+        ("", "nothing", "must be importable .*has no attribute 'nothing'"),
+        ("band = 3", "band", "must be a function that returns a Family"),
+        ("def band(): return 3", "band", "must return a maskgen.families.Family, .* returned int"),
+        ("def band(): 1 / 0", "band", "must return a Family, but raised ZeroDivisionError"),
+        ("def band(x): pass", "band", "but raised TypeError"),
+        ("1 / 0", "band", "must be importable .ZeroDivisionError"),
+        ("import nowhere_at_all", "band", "must be importable .No module named 'nowhere_at_all'"),
+        ("def band(", "band", "must be importable .SyntaxError"),
+    ],
+)
+def test_what_is_no_family_is_refused_with_the_entry_named(module, text, function, message):
+    name = module(text)
+    with pytest.raises(MaskSpecError, match=message) as caught:
+        specs_of(entry_of(f"{name}:{function}"))
+    assert caught.value.field == "masks.entry 'own': family"
+    assert caught.value.value == f"{name}:{function}"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:band", "must be importable .No module named 'no_such_module'"),
+        ("no module:band", "must read package.module:function"),
+        (":band", "must read package.module:function"),
+    ],
+)
+def test_a_module_that_is_not_there_is_refused(name, message):
+    with pytest.raises(MaskSpecError, match=message):
+        specs_of(entry_of(name))
+
+
+def test_a_refusal_is_one_line_of_the_command(tmp_path, module):
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(
+        f'[masks]\n[[masks.entry]]\nname = "own"\nfamily = "{module("x = 1")}:band"\nQ_LEN = 64\n'
+    )
+    ran = CliRunner().invoke(main, ["build", str(run_file), "--cache", str(tmp_path / "m.zarr")])
+    assert ran.exit_code == 2
+    assert ran.stderr.count("\n") == 1
+    assert "has no attribute 'band'" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "message"),
+    [
+        ('{"keys": torch', '{"kyes": torch', "= ..kyes..: must be keys"),
+        ("key[:draws]", "key[:2]", r"must be drawn as int32 \[4, ...\]"),
+        ("torch.int32)}", "torch.int64)}", r"must be drawn as int32 \[4, ...\]"),
+    ],
+)
+def test_layouts_that_are_not_as_declared_are_refused(tmp_path, module, text, other, message):
+    name = module(FIRST_KEYS.replace(text, other))
+    specs = specs_of(entry_of(f"{name}:first_keys", kind="layouts"))
+    with pytest.raises(MaskSpecError, match=message):
+        build(specs, cache.open_store(tmp_path / "m.zarr", writable=True))
