@@ -1,7 +1,11 @@
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -308,3 +312,160 @@ def test_the_architecture_is_that_of_all_devices(monkeypatch):
     devices = [torch.device("cuda", index) for index in capabilities]
     assert toolchain_of(devices[:1]).arch == "sm_90"
     assert toolchain_of(devices).arch == "sm_80+sm_90"
+
+
+def test_a_toolchain_names_its_file_and_itself():
+    toolchain = Toolchain("2.11.0+cu130", "3.6.0", "sm_80+sm_90")
+    assert toolchain.file_name == "warm-up_torch-2.11.0+cu130_triton-3.6.0_sm_80+sm_90.artifacts"
+    assert str(toolchain) == "torch 2.11.0+cu130, triton 3.6.0, sm_80+sm_90"
+
+
+@pytest.mark.parametrize("version", ["3.7.1", None])
+def test_the_toolchain_in_use_is_that_of_what_is_installed(monkeypatch, version):
+    def installed(name):
+        assert name == "triton"
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", installed)
+    found = toolchain_of([torch.device("cpu"), torch.device("cpu")])
+    assert found == Toolchain(torch.__version__, version or "none", "cpu")
+
+
+def test_the_first_line_says_what_the_rest_is(tmp_path, torch_of):
+    torch_of("a b c")
+    artifact_file(tmp_path).save()
+    file = artifact_file(tmp_path)
+    file.load()
+    torch_of("b dd")
+    counted = file.save()
+    header, _, rest = file.path.read_bytes().partition(b"\n")
+    assert rest == b"a b cb dd"
+    assert json.loads(header) == {
+        "format": 2,
+        "torch": CPU.torch,
+        "triton": CPU.triton,
+        "arch": "cpu",
+        "artifacts": 4,
+        "bytes": 9,
+        "parts": [5, 4],
+        "sha256": hashlib.sha256(rest).hexdigest(),
+    }
+    assert (counted.path, counted.size, counted.artifacts) == (file.path, 9, 4)
+    assert str(counted) == f"4 warm-up artifacts, 9 bytes, {file.path}"
+    assert str(replace(counted, size=1234567)).startswith("4 warm-up artifacts, 1,234,567 bytes, ")
+
+
+def test_artifacts_of_one_key_and_another_kind_are_two(tmp_path, monkeypatch):
+    info = SimpleNamespace(artifacts={"inductor": ["k"], "aot_autograd": ["k"]})
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"x", info))
+    assert artifact_file(tmp_path).save().artifacts == 2
+
+
+def test_parts_are_handed_to_torch_one_by_one_in_their_order(tmp_path, torch_of, monkeypatch):
+    for names in ("a b", "c d", "e f"):
+        run_once(tmp_path, torch_of, names, trust=names != "a b")
+    given, load = [], torch.compiler.load_cache_artifacts
+    monkeypatch.setattr(
+        torch.compiler, "load_cache_artifacts", lambda part: given.append(part) or load(part)
+    )
+    artifact_file(tmp_path).load()
+    assert given == [b"a b", b"c d", b"e f"]
+
+
+def test_a_torch_that_stumbles_over_a_part_is_quoted(tmp_path, compiled, monkeypatch):
+    file = artifact_file(tmp_path)
+    file.save()
+
+    def stumble(payload):
+        raise RuntimeError("unknown pickle")
+
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", stumble)
+    with pytest.raises(ArtifactError) as caught:
+        file.load()
+    assert str(caught.value) == (
+        f"the warm-up artifacts {file.path} are refused: torch {torch.__version__} cannot load it: "
+        "unknown pickle; train with --save-artifacts to replace them, or leave --trust-artifacts "
+        "out, and what is missing is compiled"
+    )
+
+
+def test_a_damaged_file_is_told_by_both_digests(tmp_path, compiled):
+    file = artifact_file(tmp_path)
+    path = file.save().path
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    was, now = (hashlib.sha256(text).hexdigest()[:12] for text in (compiled, b"not for torc!"))
+    wanted = f"it must hold 13 bytes of SHA-256 {was}..., found 13 of {now}...;"
+    with pytest.raises(ArtifactError, match=re.escape(wanted)):
+        file.load()
+
+
+def test_where_nothing_is_the_folder_and_the_way_are_named(tmp_path):
+    file = artifact_file(tmp_path)
+    with pytest.raises(ArtifactError) as caught:
+        file.load()
+    assert str(caught.value) == (
+        f"there are no warm-up artifacts for {CPU} in {file.path.parent} (found: none); train once "
+        "with --save-artifacts on such a machine, or leave --trust-artifacts out, and what is "
+        "missing is compiled"
+    )
+    file.path.mkdir(parents=True)
+    with pytest.raises(ArtifactError, match=r"refused: it cannot be read \(.*Is a directory"):
+        file.load()
+
+
+def test_all_that_is_there_for_other_machines_is_named_in_order(tmp_path, compiled):
+    for arch in ("sm_90", "sm_80"):
+        artifact_file(tmp_path, Toolchain("2.11.0", "3.6.0", arch)).save()
+    (artifact_file(tmp_path).path.parent / "attest.json").touch()
+    names = [f"warm-up_torch-2.11.0_triton-3.6.0_{arch}.artifacts" for arch in ("sm_80", "sm_90")]
+    with pytest.raises(ArtifactError, match=re.escape(f"(found: {', '.join(names)});")):
+        artifact_file(tmp_path).load()
+
+
+def test_a_disk_that_refuses_the_artifacts_leaves_the_old_ones(tmp_path, compiled, monkeypatch):
+    file = artifact_file(tmp_path)
+    file.save()
+    before = file.path.read_bytes()
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("runtime.static.artifacts.replace_file", refuse)
+    with pytest.raises(ArtifactError, match=r"artifacts cannot be saved: .*No space left"):
+        file.save()
+    assert file.path.read_bytes() == before
+    assert list(file.path.parent.iterdir()) == [file.path]
+
+
+def test_trying_to_write_leaves_nothing(tmp_path):
+    file = artifact_file(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    file.check_writable()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("save", "trust"), [(False, False), (True, False), (False, True)])
+def test_a_folder_is_tried_only_to_save_and_read_only_on_trust(
+    tmp_path, compiled, monkeypatch, save, trust
+):
+    artifact_file(tmp_path).save()
+    done = []
+    for name in ("check_writable", "load", "save"):
+        real = getattr(ArtifactFile, name)
+        monkeypatch.setattr(
+            ArtifactFile, name, lambda file, name=name, real=real: done.append(name) or real(file)
+        )
+    warm_up(tmp_path, save=save, trust=trust)
+    assert done == ["check_writable", "save"] * save + ["load"] * trust
+
+
+def test_both_counts_of_a_warm_up_are_said(tmp_path, compiled, monkeypatch):
+    monkeypatch.setattr("runtime.static.artifacts.compile_cache_counts", lambda: (41, 7))
+    artifact_file(tmp_path).save()
+    loaded, reused, saved = warm_up(tmp_path, save=True, trust=True)
+    path = artifact_file(tmp_path).path
+    assert loaded == f"loaded 3 warm-up artifacts, 13 bytes, {path}"
+    assert reused == "compiled code: 41 graphs reused, 7 compiled anew"
+    assert saved == f"saved 3 warm-up artifacts, 13 bytes, {path}"

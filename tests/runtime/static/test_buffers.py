@@ -92,6 +92,48 @@ def test_a_slot_of_another_bucket_is_refused():
         StaticInputs({"ids": SMALL["ids"]}, CPU).take(slot)
 
 
+def test_the_largest_field_of_a_name_is_that_of_most_elements_wherever_it_stands():
+    """More rows may be fewer elements, and the first bucket may be the largest."""
+    wide, tall = {"x": Field((2, 9), torch.int32)}, {"x": Field((5, 3), torch.int32)}
+    for buckets in ([wide, tall], [tall, wide], [tall, wide, tall]):
+        slot = input_slots(iter(buckets), CPU, num_slots=1).get()
+        for fields in (wide, tall):
+            shape = fields["x"].shape
+            host = slot.open(fields)
+            assert (host["x"].shape, host["x"].dtype) == (shape, torch.int32)
+            assert slot.staged["x"].data_ptr() == host["x"].data_ptr()
+
+
+def test_two_slots_unless_more_are_asked_for_and_none_shares_memory():
+    for asked, found in (({}, 2), ({"num_slots": 3}, 3)):
+        free = input_slots([SMALL], CPU, **asked)
+        slots = [free.get() for _ in range(found)]
+        assert free.depth == found
+        assert len({slot.open(SMALL)["ids"].data_ptr() for slot in slots}) == found
+        waiter = threading.Thread(target=free.get, daemon=True)
+        waiter.start()
+        waiter.join(0.05)
+        assert waiter.is_alive()
+        slots[0].release()
+        waiter.join(5)
+        assert not waiter.is_alive()
+
+
+def test_a_slot_has_only_the_fields_of_the_bucket_that_it_is_open_for():
+    slot = input_slots([SMALL, LARGE], CPU).get()
+    assert (slot.host, slot.staged) == ({}, {})
+    slot.open(LARGE)
+    assert (set(slot.host), set(slot.staged)) == ({"ids"}, {"ids", "far"})
+    assert slot.staged["far"].shape == (2, 4)
+    slot.open(SMALL)
+    assert set(slot.host) == set(slot.staged) == {"ids", "scale"}
+    assert slot.staged["scale"].shape == ()
+
+
+def test_fields_come_from_the_host_unless_they_say_otherwise():
+    assert Field((1,), torch.int32).from_host
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_every_step_reads_its_own_data():
     device = torch.device("cuda", 0)

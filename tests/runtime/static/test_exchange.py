@@ -217,3 +217,58 @@ def test_what_a_step_leaves_out_has_no_gradient_of_the_step_before(
 def views(optimizer):
     for at in optimizer.places:
         yield at, optimizer.grads[at.start : at.stop]
+
+
+@pytest.mark.parametrize("reduce_dtype", ["float32", "compute"])
+def test_nothing_travels_until_it_is_said_that_all_ranks_step_along(reduce_dtype):
+    """As while warming up, when no other rank answers."""
+    events, module = [], Branches()
+    exchange = GradientExchange(optimizer_of(module), Recorded(events), reduce_dtype=reduce_dtype)
+    exchange.backward(module("a", "b_bias"))
+    exchange.finish()
+    assert events == []
+    found = {place.name: view.unique().tolist() for place, view in views(exchange.optimizer)}
+    assert found == {"a": [1.0], "b": [0.0], "a_bias": [0.0], "b_bias": [1.0]}
+    assert all(parameter.grad is None for parameter in exchange.optimizer.parameters)
+
+
+def test_gradients_travel_in_the_dtype_that_was_chosen_and_float32_is_the_usual_one():
+    def sent(**options):
+        module, dtypes = Branches(), []
+
+        class Watched(Recorded):
+            def start_all_reduces(self, tensors):
+                dtypes.append({tensor.dtype for tensor in tensors})
+                return super().start_all_reduces(tensors)
+
+        optimizer = FlatAdamW(
+            module, SETTINGS, device=torch.device("cpu"), dtype=torch.bfloat16, num_sums=1
+        )
+        exchange = GradientExchange(optimizer, Watched([]), **options)
+        exchange.reducing = True
+        exchange.backward(module("a", "b", "a_bias", "b_bias").float())
+        exchange.finish()
+        assert optimizer.grads.unique().tolist() == [1.0]
+        return dtypes
+
+    fp32 = {torch.float32}
+    assert sent() == sent(reduce_dtype="float32") == [fp32, fp32]
+    # The vectors and the sums are few, and stay exact.
+    assert sent(reduce_dtype="compute") == [{torch.bfloat16}, fp32]
+
+
+def test_copies_that_travel_lie_in_one_piece_whatever_the_gradient_is_a_view_of():
+    """A collective takes no tensor with holes or of another order."""
+    sent, module = [], nn.Linear(3, 2, bias=False)
+
+    class Watched(Recorded):
+        def start_all_reduces(self, tensors):
+            sent.extend(tensors)
+            return super().start_all_reduces(tensors)
+
+    exchange = GradientExchange(optimizer_of(module), Watched([]), reduce_dtype="compute")
+    exchange.reducing = True
+    exchange.backward((module.weight.T * torch.arange(6.0).view(3, 2)).sum())
+    exchange.finish()
+    assert all(tensor.is_contiguous() for tensor in sent)
+    assert exchange.optimizer.grads.tolist() == [0, 2, 4, 1, 3, 5]

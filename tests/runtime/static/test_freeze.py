@@ -213,3 +213,61 @@ def test_the_summary_line():
     assert line == expected
     line = guard.summary(20, 40, eager=False)
     assert line.endswith("20 steps (40 graph replays)")
+    for kind, times in ((COMPILE, 1), (FX_TRACE, 2), (MASK_BUILD, 3), (EAGER_FLEX, 4)):
+        for _ in range(times):
+            with pytest.raises(FrozenError):
+                guard.trip(kind, "tried")
+    line = guard.summary(1234567, 2345678, eager=False)
+    assert line == (
+        "after freeze: 1 compiles, 2 FX traces, 3 host mask builds, 1,234,567 steps (2,345,678 "
+        "graph replays)"
+    )
+    assert guard.counts == {COMPILE: 1, FX_TRACE: 2, MASK_BUILD: 3, EAGER_FLEX: 4}
+
+
+def test_the_error_names_kind_thread_and_cause():
+    with pytest.raises(FrozenError) as caught:
+        FreezeGuard().trip(MASK_BUILD, "create_mask was called")
+    assert str(caught.value) == (
+        "host mask build after freeze in thread 'MainThread': create_mask was called; all of it "
+        "must be done before the steps begin"
+    )
+
+
+def test_a_graph_that_torch_records_by_itself_is_no_compile():
+    guard = FreezeGuard()
+    for trigger, kind in (("CUDAGRAPH_RECORDING", GRAPH_RECORDING), ("DYNAMO", COMPILE)):
+        with pytest.raises(FrozenError, match=f"{kind} after .*: {trigger}, compile id 3/1;"):
+            guard._on_compile(trigger, "3/1")
+    assert guard.counts == {GRAPH_RECORDING: 1, COMPILE: 1}
+
+
+def test_counts_are_a_copy():
+    guard = FreezeGuard()
+    guard.counts[COMPILE] = 9
+    assert guard.counts == {}
+
+
+def test_what_kept_a_hook_of_the_guard_is_free_again_after_it():
+    """As a module that was imported meanwhile."""
+    guard = FreezeGuard()
+    with guard.active() as given:
+        kept = torch.fx.Tracer.trace
+    assert given is guard
+    assert kept(torch.fx.Tracer(), torch.nn.ReLU()) is not None
+    assert kept.__name__ == "trace"
+    assert guard.counts == {}
+
+
+def test_an_error_of_the_run_takes_the_hooks_away_and_is_not_counted():
+    before, guard = hooks(), FreezeGuard()
+    with pytest.raises(ZeroDivisionError), guard.active():
+        raise ZeroDivisionError
+    assert hooks() == before
+    compile_something()
+    assert guard.counts == {}
+    # The same guard counts on.
+    torch._dynamo.reset()
+    with pytest.raises(FrozenError), guard.active():
+        compile_something()
+    assert guard.counts == {COMPILE: 1}

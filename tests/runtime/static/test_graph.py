@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.static.graph import CaptureError, GraphPool, StaticStep
+from runtime.static.graph import CaptureError, GraphPool, StaticStep, memory_left
 
 CPU = torch.device("cpu")
 PAGE = Path(__file__).parents[3] / "docs" / "static_step.md"
@@ -65,6 +65,57 @@ def test_a_warm_up_out_of_memory_says_so():
     wanted = "cannot warm up ctx4096 on cuda:1: tried to allocate 80 GiB; use smaller buckets"
     with pytest.raises(CaptureError, match=wanted):
         step.warm_up()
+
+
+def test_what_to_lower_is_said_where_memory_alone_is_short():
+    def fn():
+        raise error
+
+    step = StaticStep(fn, GraphPool(CPU), "ctx64", memory_hint="lower train.global_batch")
+    error = torch.OutOfMemoryError("too much")
+    for act, doing in ((step.warm_up, "warm up"), (step.run, "run")):
+        with pytest.raises(CaptureError) as caught:
+            act()
+        assert str(caught.value) == f"cannot {doing} ctx64: too much; lower train.global_batch"
+        assert caught.value.__cause__ is error
+    error = ValueError("wrong shape")
+    with pytest.raises(CaptureError) as caught:
+        step.warm_up()
+    assert str(caught.value) == "cannot warm up ctx64: wrong shape"
+    assert step.replays == 0
+    assert memory_left(CPU) == ""
+
+
+def test_a_step_runs_in_the_modes_of_training_whatever_the_caller_is_in():
+    seen = []
+
+    def fn():
+        seen.append(
+            (
+                torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),
+                torch.is_autocast_enabled("cpu"),
+                torch.ones(2, requires_grad=True).sum().requires_grad,
+            )
+        )
+
+    step = StaticStep(fn, GraphPool(CPU), "step")
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu")):
+        with mode:
+            step.warm_up()
+            with step.pool.activated():
+                step.run()
+            autocast = torch.is_autocast_enabled("cpu")
+            assert (torch.is_grad_enabled(), autocast) != (True, False)
+    assert seen == [(True, False, False, True)] * 6
+
+
+def test_what_is_interrupted_is_no_failure_to_capture():
+    def fn():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        StaticStep(fn, GraphPool(CPU), "step").warm_up()
 
 
 def test_a_step_that_fails_later_raises_its_own_error():

@@ -125,3 +125,108 @@ def test_state_goes_round_and_the_next_step_is_the_same():
         for key in ("master", "exp_avg", "exp_avg_sq")
         for name, _ in module.named_parameters()
     }
+
+
+def test_bf16_weights_are_those_of_the_masters_from_the_start_and_after_a_load():
+    module = model().to(torch.float64)
+    exact = {name: p.detach().clone() for name, p in module.named_parameters()}
+    flat = FlatAdamW(module, settings(), device=CPU, dtype=torch.bfloat16, num_sums=0)
+    for name, parameter in module.named_parameters():
+        assert parameter.dtype == torch.bfloat16
+        assert torch.equal(parameter, exact[name].float().bfloat16()), name
+        assert torch.equal(flat.state()[f"master.{name}"], exact[name].float()), name
+    other = model(seed=1)
+    resumed = FlatAdamW(other, settings(), device=CPU, dtype=torch.bfloat16, num_sums=0)
+    resumed.load_state({name: tensor.clone() for name, tensor in flat.state().items()})
+    for ours, theirs in zip(other.parameters(), module.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_matrices_come_first_in_the_order_of_the_stages_then_vectors_then_sums():
+    module = model()
+    stages = [["2.weight", "2.bias"], ["1.weight"], ["0.bias", "0.weight"]]
+    flat = FlatAdamW(module, settings(), device=CPU, dtype=torch.float32, num_sums=3, stages=stages)
+    order = ["2.weight", "0.weight", "2.bias", "1.weight", "0.bias"]
+    sizes = [24, 32, 3, 8, 8]
+    assert [(at.name, at.start, at.stop) for at in flat.places] == [
+        (name, sum(sizes[:i]), sum(sizes[: i + 1])) for i, name in enumerate(order)
+    ]
+    assert (len(flat.grads), len(flat.sums), len(flat.tail)) == (75, 3, 22)
+    flat.reduced.copy_(torch.arange(78.0))
+    assert flat.tail.tolist() == list(range(56, 78))
+    assert flat.sums.tolist() == [75, 76, 77]
+    assert [stage.matrices.tolist() for stage in flat.stages] == [
+        list(range(24)),
+        [],
+        list(range(24, 56)),
+    ]
+    named = dict(module.named_parameters())
+    for stage, names in zip(flat.stages, stages, strict=True):
+        assert {id(p) for p in stage.parameters} == {id(named[name]) for name in names}
+        for parameter, view in zip(stage.parameters, stage.grad_views, strict=True):
+            (name,) = (name for name in names if named[name] is parameter)
+            start = sum(sizes[: order.index(name)])
+            assert view.shape == parameter.shape
+            assert view.flatten().tolist() == list(range(start, start + parameter.numel()))
+
+
+def test_parameters_that_no_stage_names_are_refused_by_name():
+    with pytest.raises(
+        AssertionError, match=r"must name every parameter.*\['1.weight', '2.bias'\]"
+    ):
+        FlatAdamW(
+            model(),
+            settings(),
+            device=CPU,
+            dtype=torch.float32,
+            num_sums=0,
+            stages=[["0.weight", "0.bias", "2.weight"]],
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "wanted"),
+    [
+        # No warm-up: the first step has the whole rate.
+        ({"warmup_steps": 0}, 0, 1e-2),
+        ({"warmup_steps": 4}, 0, 0.25e-2),
+        ({"warmup_steps": 4}, 3, 1e-2),
+        # Half way down from the warm-up's end, at the end, and beyond.
+        ({}, 6, 1e-2 * (0.1 + 0.9 * 0.5)),
+        ({}, 10, 1e-3),
+        ({}, 50, 1e-3),
+        # As many steps of warm-up as there are steps at all.
+        ({"warmup_steps": 10}, 9, 1e-2),
+        ({"warmup_steps": 10}, 10, 1e-2),
+    ],
+)
+def test_the_rate_of_a_step(changes, step, wanted):
+    module = nn.Linear(2, 2)
+    flat = FlatAdamW(module, settings(**changes), device=CPU, dtype=torch.float32, num_sums=0)
+    write(flat, [torch.ones(2, 2), torch.ones(2)])
+    flat.step(torch.tensor(1.0), torch.tensor(float(step)))
+    assert float(flat.lr) == pytest.approx(wanted, rel=1e-6)
+    assert flat.steps.item() == 1
+
+
+def test_the_norm_of_a_step_without_weight_is_that_of_its_sum():
+    module = nn.Linear(2, 1, bias=False)
+    flat = FlatAdamW(module, settings(), device=CPU, dtype=torch.float32, num_sums=0)
+    for denominator, norm in ((0.0, 5.0), (0.5, 10.0), (10.0, 0.5)):
+        # The update itself scales what stands there.
+        write(flat, [torch.tensor([[3.0, 4.0]])])
+        flat.step(torch.tensor(denominator), torch.tensor(0.0))
+        assert float(flat.grad_norm) == pytest.approx(norm)
+    assert flat.steps.item() == 2
+
+
+def test_the_flat_state_is_all_that_a_state_views():
+    module = model()
+    flat = FlatAdamW(module, settings(), device=CPU, dtype=torch.bfloat16, num_sums=2)
+    take(flat, module, torch.randn(6, 4).bfloat16(), 5, 0)
+    for tensor in flat.flat_state():
+        tensor.fill_(7)
+    assert {float(tensor.unique()) for tensor in flat.state().values()} == {7.0}
+    kept = sum(tensor.numel() for tensor in flat.state().values())
+    # One count of steps for each of the two groups, of which a state has one.
+    assert sum(tensor.numel() for tensor in flat.flat_state()) == kept + 1

@@ -74,3 +74,105 @@ def test_lanes_share_all_steps_evenly_and_keep_each_ranks_order(ranks, targets):
     assert [sum(column) for column in zip(*held, strict=True)] == [6 * ranks] * targets
     for lane in lanes:
         assert [lane.get() for _ in range(steps)] == list(range(steps))
+
+
+def test_a_queue_takes_two_items_unless_it_is_told_otherwise():
+    assert [Handoff().depth, Handoff(3).depth] == [2, 3]
+    handoff, sent = Handoff(), []
+    sender = in_thread(lambda: [sent.append(handoff.put(item)) for item in range(3)])
+    sender.join(0.2)
+    assert sent == [True, True]
+    handoff.get()
+    sender.join(5)
+    assert sent == [True, True, True]
+
+
+def test_each_side_counts_what_it_alone_stood_waiting():
+    handoff = Handoff(1)
+    handoff.put(0)
+    assert handoff.put_waited_s < 0.05
+    sender = in_thread(lambda: [handoff.put(item) for item in (1, 2)])
+    waited = 0.0
+    for item in (0, 1):
+        time.sleep(0.1)
+        assert handoff.get() == item
+        # The waits add up.
+        waited += 0.09
+    sender.join(5)
+    assert waited < handoff.put_waited_s < 5
+    assert handoff.get_waited_s < 0.05
+    assert handoff.get() == 2
+    receiver = in_thread(handoff.get)
+    time.sleep(0.1)
+    before = handoff.put_waited_s
+    handoff.put(3)
+    receiver.join(5)
+    assert 0.09 < handoff.get_waited_s < 5
+    assert handoff.put_waited_s - before < 0.05
+
+
+def test_after_a_stop_nothing_goes_in_and_what_waits_does_not_come_out():
+    handoff = Handoff(depth=3)
+    assert handoff.put(1)
+    handoff.stop()
+    assert not handoff.put(2)
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="stopped while waiting for another thread"):
+            handoff.get()
+    handoff.fail(OSError("late"))
+    with pytest.raises(TrainingError, match="stopped"):
+        handoff.get()
+
+
+def test_an_error_wakes_a_receiver_that_waits_and_is_raised_each_time():
+    handoff, found = Handoff(), []
+
+    def get():
+        with pytest.raises(KeyboardInterrupt) as caught:
+            handoff.get()
+        found.append(caught.value)
+
+    error = KeyboardInterrupt()
+    receiver = in_thread(get)
+    receiver.join(0.05)
+    handoff.fail(error)
+    receiver.join(5)
+    assert found == [error]
+    get()
+    assert found == [error, error]
+
+
+@pytest.mark.parametrize(("ranks", "targets"), [(1, 3), (2, 3), (3, 2)])
+def test_item_n_of_rank_r_goes_through_the_handoff_that_the_number_names(ranks, targets):
+    for rank in range(ranks):
+        handoffs = [Handoff(9) for _ in range(targets)]
+        lane = Lane(handoffs, rank, ranks)
+        for number in range(6):
+            assert lane.put((rank, number))
+            handoff = handoffs[(number * ranks + rank) % targets]
+            assert handoff.get() == (rank, number)
+            assert handoff.put((rank, number))
+            assert lane.get() == (rank, number)
+
+
+def test_a_lane_of_one_rank_is_the_usual_one():
+    handoffs = [Handoff(), Handoff()]
+    lane = Lane(handoffs)
+    for item in "abc":
+        lane.put(item)
+    assert [handoffs[0].get(), handoffs[1].get(), handoffs[0].get()] == ["a", "b", "c"]
+
+
+def test_what_ends_a_lane_ends_all_its_handoffs():
+    failed = [Handoff() for _ in range(3)]
+    Lane(failed).fail(OSError("disk is gone"))
+    for handoff in failed:
+        with pytest.raises(OSError, match="disk is gone"):
+            handoff.get()
+    stopped = [Handoff() for _ in range(3)]
+    lane = Lane(stopped)
+    lane.stop()
+    assert not lane.put(1)
+    for handoff in stopped:
+        with pytest.raises(TrainingError, match="stopped"):
+            handoff.get()
