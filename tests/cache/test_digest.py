@@ -1,3 +1,4 @@
+import enum
 import hashlib
 import json
 
@@ -105,3 +106,114 @@ def test_canonical_json_equals_the_standard_library_on_plain_values():
     assert canonical_json(value).decode() == json.dumps(
         value, sort_keys=True, separators=(",", ":")
     )
+
+
+class Text(str):
+    """Equal to a plain text, and none."""
+
+    __slots__ = ()
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+BAD = [
+    (1.5, "is 1.5 of type float"),
+    (None, "is None of type NoneType"),
+    (b"x", "is b'x' of type bytes"),
+    ({1}, "is {1} of type set"),
+    (Number.ONE, "is <Number.ONE: 1> of type Number"),
+    (Text("a"), "is 'a' of type Text"),
+    (10**18, "must have 18 digits at most"),
+    (-(10**18), "must have 18 digits at most"),
+    ({2: 1}, "has the key 2; keys must be strings"),
+    ({None: 1}, "has the key None; keys must be strings"),
+    ({Text("a"): 1}, "has the key 'a'; keys must be strings"),
+]
+
+
+@pytest.mark.parametrize(("bad", "told"), BAD)
+@pytest.mark.parametrize(
+    ("around", "path"),
+    [
+        (lambda bad: bad, "value"),
+        (lambda bad: [bad], "value[0]"),
+        (lambda bad: [1, "a", bad], "value[2]"),
+        (lambda bad: [bad, 1], "value[0]"),
+        (lambda bad: (1, bad), "value[1]"),
+        (lambda bad: {"a": 1, "b": bad}, "value.b"),
+        (lambda bad: {"b": bad, "a": True}, "value.b"),
+        (lambda bad: {"a": [], "b": {"c": [[], {"d": bad}]}}, "value.b.c[1].d"),
+        (lambda bad: [[1], [2], [3, bad]], "value[2][1]"),
+    ],
+)
+def test_what_is_refused_is_told_by_its_path(bad, told, around, path):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        canonical_json(around(bad))
+    assert str(caught.value).startswith(f"{path} {told}")
+    assert isinstance(caught.value, ValueError if "digits" in told else TypeError)
+    with pytest.raises(type(caught.value)) as checked:
+        check_json(around(bad), "value")
+    assert str(checked.value) == str(caught.value)
+
+
+def test_a_long_value_is_told_by_its_beginning():
+    with pytest.raises(TypeError) as caught:
+        canonical_json({"a": b"x" * 100})
+    assert str(caught.value) == (
+        f"value.a is b'{'x' * 58} of type bytes; canonical JSON holds integers, strings, booleans, "
+        "lists and dicts only"
+    )
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+@pytest.mark.parametrize(("depth", "around", "is_taken"), [
+    (32, 0, True), (33, 0, False), (29, 3, True), (30, 3, False), (1, 31, True), (1, 32, False),
+])  # fmt: skip
+def test_levels_count_with_those_around(opening, depth, around, is_taken):
+    closing = {"[": "]", '{"a":': "}"}[opening]
+    value = json.loads(opening * depth + "1" + closing * depth)
+    if is_taken:
+        check_json(value, "value", around)
+    else:
+        with pytest.raises(ValueError, match=r"^JSON is nested deeper than 32 levels$"):
+            check_json(value, "value", around)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_the_deepest_of_several_counts(at):
+    value = [json.loads("[" * n + "]" * n) for n in (1, 2, 3)]
+    value[at] = json.loads("[" * 31 + "]" * 31)
+    canonical_json(value)
+    value[at] = [value[at]]
+    with pytest.raises(ValueError, match="deeper than 32"):
+        canonical_json(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"[1.25]", "JSON holds '1.25'; integers only"),
+        (b"[1e5]", "JSON holds '1e5'; integers only"),
+        (b"[NaN]", "JSON holds 'NaN'; integers only"),
+        (b"[Infinity]", "JSON holds 'Infinity'; integers only"),
+        (b"[-Infinity]", "JSON holds '-Infinity'; integers only"),
+        (b"[0." + b"1" * 40 + b"]", f"JSON holds '0.{'1' * 30}'; integers only"),
+        (b"[" * 100_000, "JSON is nested deeper than 32 levels"),
+    ],
+)
+def test_what_is_no_json_of_ours_is_told(text, told):
+    for read in (parse_json, parse_canonical):
+        with pytest.raises(ValueError, match=r".") as caught:
+            read(text)
+        assert str(caught.value) == told
+
+
+def test_another_form_is_told():
+    with pytest.raises(ValueError, match=r".") as caught:
+        parse_canonical(b"[1 ]")
+    assert str(caught.value) == (
+        "JSON is not in the canonical form (sorted keys, no spaces, ASCII, no doubled key)"
+    )
+    assert parse_json(b"[1 ]") == [1]
