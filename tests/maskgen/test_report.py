@@ -3,6 +3,7 @@
 import base64
 import os
 import re
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -234,3 +235,19 @@ def test_padding_by_the_length_before():
         (300, 201, 99 / 600),
     ]
     assert bucket_padding([7]) == [(7, 1, 3 / 7)]
+
+
+def test_the_cost_of_heads_is_that_of_one(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "report_heads.py").write_text(
+        "def m(b, h, q, kv):\n    return (kv < 16 * (1 + h)) & (q >= 8 * b)\n"
+    )
+    table = {"name": "m", "mask_mod": "report_heads:m", "B": 2, "H": 3, "Q_LEN": 16, "KV_LEN": 64}
+    specs = read_specs({"masks": {"BLOCK_SIZE": 16, "entry": [table]}})
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    build(specs, store)
+    # Heads visit 1, 2 and 3 blocks; batch row 1 sees half of each.
+    assert tile_cost(load_entry(store, specs[0].name)) == TileCost(
+        visible_cells=(16 + 8) / 2 * 32, visited_cells=2 * 256
+    )
