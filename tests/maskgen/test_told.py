@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -233,3 +234,102 @@ def test_closed_streams_are_opened_and_others_left(monkeypatch):
     assert caught.value.code == 7
     assert sys.stderr.name == os.devnull
     sys.stderr.close()
+
+
+def named(name, base=Exception, module="elsewhere"):
+    """An error of a class of that name, as another library would raise it."""
+    return type(name, (base,), {"__module__": module})
+
+
+LESS = (
+    "close other programs, or ask for less: fewer anchors, shorter contexts, a smaller batch or "
+    "target"
+)
+DEVICE = "see that its driver is sound (`nvidia-smi`), then run it again"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "what", "helps"),
+    [
+        *(
+            (named(name), "odd", "not as it should be", "see what stands there, or make it anew")
+            for name in (
+                *("SafetensorError", "JSONDecodeError", "TOMLDecodeError", "UnicodeDecodeError"),
+                *("BadZipFile", "BadGzipFile", "LZMAError", "EOFError", "UnpicklingError"),
+                *("ParserError", "ArrowInvalid", "error", "Error"),
+            )
+        ),
+        (named("MemoryError"), "x", "out of memory", LESS),
+        (named("OutOfMemoryError"), "x", "out of memory", LESS),
+        (RuntimeError, "can't allocate memory", "out of memory", LESS),
+        (RuntimeError, "cannot allocate memory", "out of memory", LESS),
+        (RuntimeError, "GPU out of memory", "out of memory", LESS),
+        (ImportError, "failed to map segment", "out of memory", LESS),
+        (
+            RuntimeError,
+            "no home directory",
+            "this user has no home",
+            "set the environment variables USER and HOME",
+        ),
+        *(
+            (RuntimeError, f"{word} failed", "the device fails", DEVICE)
+            for word in ("CUDA", "cuDNN", "CUDNN", "CUBLAS_STATUS", "NVIDIA", "NCCL")
+        ),
+        (named("DeferredCudaCallError"), "CUDA call", "the device fails", DEVICE),
+        (RecursionError, "x", "something is nested too deeply", "see what it reads"),
+        (
+            named("UnicodeEncodeError"),
+            "x",
+            "no text of that encoding",
+            "set PYTHONIOENCODING=utf-8",
+        ),
+    ],
+)
+def test_every_kind_says_what_happened_and_what_helps(kind, message, what, helps):
+    assert told(kind(message)) == f"{what}: {message} (nowhere); {helps}"
+
+
+@pytest.mark.parametrize("kind", [ValueError, LookupError, named("Other")])
+def test_only_its_own_classes_are_of_a_kind(kind):
+    for message in ("out of memory", "CUDA failed", "home directory"):
+        assert not told(kind(message)).startswith(("out of memory", "the device", "this user"))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "aiohttp"),
+        *("botocore", "fsspec", "s3fs", "gcsfs", "adlfs", "azure", "google", "paramiko"),
+        "huggingface_hub",
+    ],
+)
+def test_errors_of_the_way_to_a_server_are_told_as_such(module):
+    error = named("Odd", module=f"{module}.inner")("x")
+    assert not told(error).startswith(module)
+    assert "(Odd: x, nowhere); " in told(error)
+    # What names a file is of that file, whoever raises it.
+    of_file = named("Odd", OSError, module)(errno.ENOENT, "No such file", "f")
+    assert told(of_file).startswith((f"{module} fails: Odd: ", "f: No such file"))
+
+
+def test_a_connection_that_breaks_is_of_the_server():
+    for error in (ConnectionResetError(), TimeoutError(), ConnectionRefusedError()):
+        assert f"({type(error).__name__}, nowhere); " in told(error)
+    assert told(TimeoutError(errno.ETIMEDOUT, "timed out", "f")).startswith("f: ")
+
+
+def test_the_place_may_be_in_any_of_our_packages():
+    cache = import_module("cache")
+    error = raised(lambda: cache.canonical_json({"a": object()}))
+    assert re.search(r"\(cache/\w+\.py:\d+\)", told(error))
+    error = raised(lambda: cache.sha256_hex(3))
+    assert re.search(r"\(cache/\w+\.py:\d+\)", told(error))
+
+
+def test_what_is_no_exception_is_its_message_alone():
+    assert told(SystemExit("leave")) == "leave"
+    assert told(GeneratorExit()) == "GeneratorExit"
+
+
+def test_a_message_of_several_lines_is_one():
+    assert told(ValueError(" a\n  b\t c ")).startswith("ValueError: a b c (nowhere)")
