@@ -29,7 +29,7 @@ class DrafterOptions:
     num_layers: int = setting(4, at_least=1)
     """Decoder layers."""
     init: str = setting("target", one_of=("target", "random"))
-    """``target`` (its last layers, see facts in DESIGN) or ``random``."""
+    """``target`` (its last layers) or ``random``."""
     embedding: str = setting("module", one_of=("module", "rows"))
     """What the drafter is fed: ``module``, the output of the target's embedding module, or
     ``rows``, the rows of its weight. They differ for targets that scale them, as Gemma does."""

@@ -1,7 +1,7 @@
 """What is compiled on a GPU: one decoder layer and the head's loss, each once a bucket.
 
 All layers share one compiled form. Compiling the whole step at once costs several times as much a
-bucket, and its replays gain a few percent at most (DESIGN, section 6).
+bucket, and its replays gain a few percent at most (docs/design/compiling.md).
 """
 
 from collections.abc import Callable
