@@ -106,6 +106,24 @@ def test_an_installed_command_starts_beside_files_of_our_names(installed, users,
     assert done.stdout.startswith(f"Usage: runtime-{verb} ")
 
 
+@pytest.mark.parametrize("module", ["maskgen", "runtime.train"])
+def test_python_p_m_leaves_files_of_our_names_out(installed, users, tmp_path, module):
+    for package in PACKAGES:
+        users(f"{package}/__init__.py")
+    command = (sys.executable, "-P", "-m", module, "--help")
+    done = run(*command, folder=tmp_path, PYTHONPATH=str(installed))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: python -m {module} ")
+
+
+def test_a_folder_that_is_no_package_hides_nothing(installed, tmp_path):
+    for package in PACKAGES:
+        (tmp_path / package).mkdir()
+    command = (sys.executable, "-m", "runtime.train", "--help")
+    done = run(*command, folder=tmp_path, PYTHONPATH=str(installed))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_masks_are_built_outside_the_checkout_from_a_function_there(installed, users, tmp_path):
     users("cache.py")
     users("rules.py", RULES)
