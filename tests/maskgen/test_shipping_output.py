@@ -100,6 +100,7 @@ def test_a_difference_has_a_direction(three):
     }
     shown = run("diff", ids[1], ids[0], "--cache", store)
     assert shown.stdout == "added c/q32-kv32\nremoved c/q48-kv48\n"
+    assert run("diff", ids[2], ids[2][:9], "--cache", store).stdout == "no difference\n"
 
 
 def test_gc_keeps_two_versions_unless_asked(three):
