@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from runtime.export import save_published
@@ -25,6 +26,25 @@ def test_a_tensor_file_has_the_mode_of_any_new_file(tmp_path, umask):
     save_tensors({"a": torch.arange(3)}, path, {"format": "pt"})
     assert load_file(path)["a"].tolist() == [0, 1, 2]
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt", "a": "b"}])
+def test_strings_of_the_header(tmp_path, metadata):
+    path = tmp_path / "a.safetensors"
+    tensors = {"b": torch.ones(2, 3, dtype=torch.bfloat16), "a": torch.tensor(7)}
+    save_tensors(tensors, path, metadata)
+    with safe_open(path, framework="pt") as stream:
+        assert (stream.metadata() or {}) == (metadata or {})
+    found = load_file(path)
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_a_folder_that_is_not_there_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        save_tensors({"a": torch.ones(1)}, tmp_path / "none" / "a.safetensors")
 
 
 def test_whatever_a_run_writes_can_be_read_beside_it(tmp_path, umask):
