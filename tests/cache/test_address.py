@@ -2,7 +2,7 @@
 
 import pytest
 
-from cache.address import split_query, without_secrets, without_secrets_in
+from cache.address import is_url, split_query, without_secrets, without_secrets_in
 from cache.errors import CacheError, DamagedEntryError, StoreReadError
 
 
@@ -64,3 +64,33 @@ def test_a_query_stays_behind_the_path():
     assert split_query("https://h/m?a=b#c") == ("https://h/m", "?a=b#c")
     assert split_query("https://h/m#c?d") == ("https://h/m", "#c?d")
     assert split_query("https://h/m") == ("https://h/m", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("nothing to hide: user:secret@host", "nothing to hide: user:secret@host"),
+        ("(https://u:secret@h/m)", "(https://***@h/m)"),
+        ("<sftp://u:secret@h/m>", "<sftp://u:***@h/m>"),
+        ("'s3://K:secret@b/m'", "'s3://K:***@b/m'"),
+        ('"https://h/m?a=secret"', '"https://h/m?a=***"'),
+        ("`https://h/m?a=secret`", "`https://h/m?a=***`"),
+        ("at https://h/m?a=secret.", "at https://h/m?a=***."),
+        ("at https://h/m?a=secret, then", "at https://h/m?a=***, then"),
+        ("at https://h/m?a=secret: no", "at https://h/m?a=***: no"),
+        ("a+b.c-1://u:secret@h/m", "a+b.c-1://u:***@h/m"),
+        (
+            "https://h/m?a=secret and sftp://u:secret@h/m\nhttp://secret@h/m",
+            "https://h/m?a=*** and sftp://u:***@h/m\nhttp://***@h/m",
+        ),
+        ("https://h/m!zarr.json?a=secret", "https://h/m!zarr.json?a=***"),
+    ],
+)
+def test_each_address_in_a_text_is_cleaned_up_to_its_end(text, shown):
+    assert without_secrets_in(text) == shown
+    assert str(CacheError(text)) == shown
+
+
+def test_a_url_is_told_from_a_path():
+    assert all(map(is_url, ("s3://b", "file:///m", "a://", "zip::s3://b")))
+    assert not any(map(is_url, ("m.zarr", "/a/b", "C:\\m", "a:/b", "a//b", "")))

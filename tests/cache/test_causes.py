@@ -122,3 +122,29 @@ def test_an_error_of_the_system_keeps_the_file_that_it_names(named):
     with pytest.raises(OSError, match="No space left") as caught, naming("/the/block"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), named)
     assert caught.value.filename == (named or "/the/block")
+
+
+@pytest.mark.parametrize("path", ["/the/block", Path("/the/block")])
+def test_what_the_system_said_to_another_language_is_an_error_of_the_system_again(path):
+    cause = RuntimeError("cannot write: some text (os error 28)")
+    with pytest.raises(OSError, match="No space left") as caught, naming(path):
+        raise cause
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/the/block")
+    assert caught.value.strerror == os.strerror(errno.ENOSPC)
+    assert caught.value.__cause__ is cause
+
+
+@pytest.mark.parametrize("error", [ValueError("os error 28"), RuntimeError("(os error x)")])
+def test_another_error_gets_a_note_of_its_file(error):
+    with pytest.raises(type(error)) as caught, naming("/the/block"):
+        raise error
+    assert caught.value is error
+    assert caught.value.__notes__ == ["in /the/block"]
+
+
+def test_what_ends_a_program_gets_no_note():
+    with pytest.raises(KeyboardInterrupt) as caught, naming("/the/block"):
+        raise KeyboardInterrupt
+    assert not hasattr(caught.value, "__notes__")
+    with naming("/the/block"):
+        pass

@@ -69,3 +69,54 @@ def test_what_nobody_holds_is_made_again():
     made = []
     flight.get("key", lambda: made.append(1) or Thing())
     assert made == [1]
+
+
+@pytest.mark.timeout(60)
+def test_who_asks_for_another_thing_waits_for_nobody():
+    flight = Flight()
+    begun, ended = threading.Event(), threading.Event()
+
+    def make():
+        begun.set()
+        assert ended.wait(30)
+        return Thing()
+
+    held = []
+    thread = threading.Thread(target=lambda: held.append(flight.get("slow", make)))
+    thread.start()
+    assert begun.wait(30)
+    other = flight.get("quick", Thing)
+    assert flight.get("quick", Thing) is other
+    assert held == []
+    ended.set()
+    thread.join()
+    assert flight.get("slow", Thing) is held[0] is not other
+
+
+@pytest.mark.timeout(60)
+def test_who_waited_for_a_maker_that_failed_makes_it_itself():
+    flight, outcomes = Flight(), []
+    begun, asked = threading.Event(), threading.Event()
+
+    def fail():
+        begun.set()
+        assert asked.wait(30)
+        raise ValueError("not yet")
+
+    def first():
+        try:
+            flight.get("key", fail)
+        except ValueError as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=first)
+    second = threading.Thread(target=lambda: outcomes.append(flight.get("key", Thing)))
+    thread.start()
+    assert begun.wait(30)
+    second.start()
+    while not within(second, Flight.get):
+        time.sleep(0.001)
+    asked.set()
+    thread.join()
+    second.join()
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Thing", "ValueError"]
