@@ -15,6 +15,10 @@ PACKAGE = Path(cache.__file__).parent
 def test_all_is_sorted_and_exact():
     assert cache.__all__ == sorted(cache.__all__)
     assert all(hasattr(cache, name) for name in cache.__all__)
+    kinds = {"ArrayInfo", "Diff", "EntryInfo", "Finding", "GcReport", "Shipment", "VersionInfo"}
+    kinds |= {"Entry", "EntryData", "Store", "Version"}
+    calls = {"open_store", "pack", "unpack", "push", "pull", "canonical_json", "sha256_hex"}
+    assert set(cache.__all__) == kinds | calls | {"errors"}
 
 
 def test_importing_the_cache_loads_no_torch_click_or_zarr():

@@ -230,3 +230,40 @@ def test_a_gc_that_finds_nothing_touches_nothing(four, tmp_path, monkeypatch):
     for name in ("rename", "replace", "fsync", "mkdir", "unlink", "utime"):
         monkeypatch.setattr(os, name, refuse)
     assert store.gc(9) == sweep.GcReport((), (), 0, ())
+
+
+def test_sidecars_of_what_a_killed_pull_had_got_go_with_it(four, tmp_path):
+    """While the pull may be at work they stay: its version is not there yet."""
+    store, _ = four
+    version = "0" * 64
+    part = tmp_path / f".m.zarr.tmp-pull-{version[:16]}-dead"
+    (part / version).mkdir(parents=True)
+    (part / version / "zarr.json").write_bytes(b"{}")
+    sidecar = tmp_path / "sidecars" / version
+    sidecar.mkdir(parents=True)
+    os.utime(sidecar, (1, 1))
+    assert store.gc(9).swept == ()
+    os.utime(part, (1, 1))
+    assert store.gc(9).swept == (str(part), str(sidecar))
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_the_current_version_that_a_killed_gc_had_in_hand_is_put_back_and_no_other(
+    four, tmp_path, position
+):
+    store, ids = four
+    make_current(store, ids[0])
+    for version in ids[:3]:
+        (tmp_path / "m.zarr" / version).rename(tmp_path / f".m.zarr.tmp-gone-{version}-a")
+    make_current(store, ids[position])
+    again = cache.open_store(store.location, writable=True)
+    report = again.gc(9, min_age_s=-1)
+    assert again.source.version_ids() == [ids[position], ids[3]]
+    assert report.swept == tuple(
+        sorted(
+            str(tmp_path / f".m.zarr.tmp-gone-{version}-a")
+            for version in ids[:3]
+            if version != ids[position]
+        )
+    )
+    assert again.verify() == []

@@ -54,6 +54,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def do_GET(self):
         self.server.asked.append(self.path)
+        self.server.headers.append(dict(self.headers))
         if self.server.break_after is not None and len(self.server.asked) > self.server.break_after:
             self.close_connection = True
             return
@@ -71,7 +72,7 @@ def web(tmp_path):
     server = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
     )
-    server.asked, server.break_after = [], None
+    server.asked, server.headers, server.break_after = [], [], None
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     server.folder = folder
@@ -143,6 +144,34 @@ def test_http_without_a_cache_or_a_server_is_typed(web, tmp_path):
         cache.open_store(web.url)
     with pytest.raises(StoreReadError, match=r"cannot read http://127\.0\.0\.1:9/m\.zarr"):
         cache.open_store("http://127.0.0.1:9/m.zarr")
+
+
+def test_http_reads_a_file_up_to_its_limit(web):
+    """Whatever length was announced: what comes is counted, in parts of a MiB."""
+    (web.folder / "m.zarr").mkdir()
+    source = url_source(web.url)
+    for size in (0, 1, 1000, (1 << 20) + 1, 3 << 20):
+        data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        (web.folder / "m.zarr" / "file").write_bytes(data)
+        assert source.read("file", size) == data
+        assert source.read("file", size + 1) == data
+        if size:
+            with pytest.raises(DamagedEntryError) as caught:
+                source.read("file", size - 1)
+            assert caught.value.file == f"{web.url}/file"
+            assert caught.value.expected == f"at most {size - 1} bytes"
+    assert source.read("absent", 9) is None
+    # A folder is answered by a page of links.
+    with pytest.raises(StoreReadError, match="a page for people"):
+        source.read("", 1 << 20)
+
+
+def test_http_takes_the_users_own_settings(web, monkeypatch):
+    published(web.folder / "m.zarr")
+    monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"X-Own": "mine"}})
+    assert cache.open_store(web.url).verify() == []
+    assert len(web.headers) > 4
+    assert {headers.get("X-Own") for headers in web.headers} == {"mine"}
 
 
 def test_http_is_not_pushed_to(web, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cache import atomic
 from cache.atomic import (
     create_file,
     discard,
@@ -19,6 +20,11 @@ from cache.atomic import (
     write_synced,
 )
 from cache.place import followed, prefix_of, stage, staged
+
+
+def test_who_works_touches_his_folder_long_before_it_is_stale():
+    assert atomic.STALE_S == 3600
+    assert atomic.TOUCH_S == 60
 
 
 def names(folder):

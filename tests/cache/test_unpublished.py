@@ -1,6 +1,7 @@
 """A version before it is published: at the limits of the format, and the order of its files."""
 
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -198,8 +199,26 @@ def test_arrays_are_cut_into_chunks_wherever_their_ends_lie(tmp_path, monkeypatc
         assert np.concatenate(found).tolist() == whole + [-1] * (count * length - total)
 
 
-def test_equal_versions_have_equal_files_whatever_thread_writes_them(tmp_path):
-    """Blosc with several threads cuts its blocks in another way."""
+def test_chunks_are_encoded_in_another_thread_one_at_a_time(tmp_path, monkeypatch):
+    """In the main one Blosc uses several threads, and equal values give other bytes."""
+    monkeypatch.setattr("cache.chunk.MAX_CHUNK_VALUES", 10)
+    threads, inside, encode = [], [], unpublished.encode_chunk
+
+    def noting(values):
+        threads.append(threading.current_thread())
+        inside.append(1)
+        assert len(inside) == 1
+        data = encode(values)
+        inside.pop()
+        return data
+
+    monkeypatch.setattr(unpublished, "encode_chunk", noting)
+    write_version(assemble(entries()), tmp_path)
+    assert len(threads) == 9
+    assert threading.main_thread() not in threads
+
+
+def test_equal_versions_have_equal_files(tmp_path):
     big = [changed(spans={"x": np.arange(1 << 20, dtype=np.int32)})]
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

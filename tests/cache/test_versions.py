@@ -238,3 +238,12 @@ def test_the_three_nearest_names_are_told(tmp_path):
         store.load("zzzzzzzzzzzzzz")
     assert str(caught.value).endswith("has no entry 'zzzzzzzzzzzzzz'")
     assert caught.value.nearest == ()
+
+
+def test_a_name_is_near_whose_letters_are_half_the_same(tmp_path):
+    """By difflib's ratio: 2 * 4 / (4 + 14) is near, 2 * 3 / (3 + 14) is not."""
+    store = published(tmp_path / "m.zarr", [entry("flex/causal/q4")])
+    for asked, nearest in (("flex", ("flex/causal/q4",)), ("fle", ())):
+        with pytest.raises(EntryNotFoundError) as caught:
+            store.load(asked)
+        assert caught.value.nearest == nearest
