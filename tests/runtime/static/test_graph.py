@@ -1,10 +1,12 @@
+import contextlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from runtime.static.graph import CaptureError, GraphPool, StaticStep, memory_left
+from runtime.static.graph import CAPTURE_LOCK, CaptureError, GraphPool, StaticStep, memory_left
 
 CPU = torch.device("cpu")
 PAGE = Path(__file__).parents[3] / "docs" / "static_step.md"
@@ -44,6 +46,8 @@ def test_steps_of_one_pool_run_in_any_order():
 def test_a_pool_on_the_cpu_has_neither_stream_nor_memory():
     pool = GraphPool(CPU)
     assert (pool.stream, pool.handle) == (None, None)
+    pool.synchronize()
+    pool.wait_for_device()
 
 
 def test_a_warm_up_that_fails_names_the_step_and_keeps_the_cause():
@@ -108,6 +112,98 @@ def test_a_step_runs_in_the_modes_of_training_whatever_the_caller_is_in():
             autocast = torch.is_autocast_enabled("cpu")
             assert (torch.is_grad_enabled(), autocast) != (True, False)
     assert seen == [(True, False, False, True)] * 6
+
+
+class Cuda:
+    """What a step asks of CUDA, where there is none; tests on a GPU see what comes of it."""
+
+    def __init__(self, monkeypatch):
+        self.log, self.options = [], {}
+        self.stream, self.graph = self.named("stream"), self.named("graph")
+        for name, made in (
+            ("Stream", lambda device: self.stream),
+            ("CUDAGraph", lambda: self.graph),
+            ("graph_pool_handle", lambda: "handle"),
+            ("graph", self.capturing),
+            ("device", lambda device: self.within(f"on {device}")),
+            ("synchronize", lambda device: self.log.append(f"wait for {device}")),
+            ("mem_get_info", lambda device: (1_000, 80_000_000)),
+            ("memory_reserved", lambda device: 7_000_000),
+        ):
+            monkeypatch.setattr(torch.cuda, name, made)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: self.within("on its stream"))
+
+    def named(self, name):
+        return SimpleNamespace(
+            synchronize=lambda: self.log.append(f"wait for {name}"),
+            replay=lambda: self.log.append("replay"),
+            reset=lambda: self.log.append("reset"),
+        )
+
+    @contextlib.contextmanager
+    def within(self, what):
+        self.log.append(what)
+        yield
+
+    @contextlib.contextmanager
+    def capturing(self, graph, **options):
+        self.options = {"graph": graph, **options}
+        assert CAPTURE_LOCK.locked()
+        assert not torch.autograd.is_multithreading_enabled()
+        self.log.append("capture")
+        yield
+        self.log.append("captured")
+
+
+def test_on_a_gpu_a_step_runs_thrice_is_captured_once_and_then_only_replayed(monkeypatch):
+    cuda = Cuda(monkeypatch)
+    pool = GraphPool(torch.device("cuda", 1))
+    step = StaticStep(lambda: cuda.log.append("run"), pool, "ctx16 on cuda:1")
+    pool.wait_for_device()
+    step.warm_up()
+    assert cuda.log == [
+        "wait for cuda:1",
+        *("on cuda:1", "on its stream", "run", "run", "run", "wait for stream"),
+    ]
+    cuda.log.clear()
+    assert not step.captured
+    step.capture()
+    assert cuda.log == ["on cuda:1", "capture", "run", "captured"]
+    assert cuda.options == {
+        "graph": cuda.graph,
+        "pool": "handle",
+        "stream": cuda.stream,
+        "capture_error_mode": "thread_local",
+    }
+    assert step.captured
+    assert not CAPTURE_LOCK.locked()
+    assert torch.autograd.is_multithreading_enabled()
+    cuda.log.clear()
+    step.run()
+    step.run()
+    assert (cuda.log, step.replays) == (["replay", "replay"], 2)
+    step.teardown()
+    step.teardown()
+    assert cuda.log[2:] == ["reset"]
+    assert not step.captured
+
+
+def test_a_gpu_that_is_full_says_of_what(monkeypatch):
+    Cuda(monkeypatch)
+
+    def fn():
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    step = StaticStep(fn, GraphPool(torch.device("cuda", 1)), "ctx16", memory_hint="lower it")
+    for act, doing in ((step.warm_up, "warm up"), (step.capture, "capture"), (step.run, "run")):
+        with pytest.raises(CaptureError) as caught:
+            act()
+        assert str(caught.value) == (
+            f"cannot {doing} ctx16: tried to allocate 80 GiB; cuda:1 has 80,000,000 bytes, of "
+            "which this process has reserved 7,000,000 and 1,000 are free; lower it"
+        )
+    assert not step.captured
+    assert not CAPTURE_LOCK.locked()
 
 
 def test_what_is_interrupted_is_no_failure_to_capture():

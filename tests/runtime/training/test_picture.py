@@ -1,11 +1,13 @@
+import json
 import struct
 import subprocess
 import sys
 import zlib
 
 import pytest
+from matplotlib.figure import Figure
 
-from runtime.training.picture import draw_metrics
+from runtime.training.picture import draw_metrics, draw_run
 
 ROWS = [
     {"step": 20, "loss": 4.2, "tau_forced": 1.1, "lr": 1e-3},
@@ -44,6 +46,76 @@ def test_every_series_is_drawn(tmp_path):
         fewer = [dict(r) for r in ROWS]
         del fewer[row][key]
         assert drawn(fewer) != whole
+
+
+@pytest.fixture
+def plots(monkeypatch):
+    """Both plots of the last picture that was saved."""
+    found, real = [], Figure.savefig
+
+    def savefig(figure, where, **options):
+        found[:] = figure.axes
+        real(figure, where, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return found
+
+
+def lines(plot):
+    """Label -> points, with what fixes how they are drawn."""
+    return {
+        line.get_label(): (line.get_xydata().tolist(), line.get_color(), line.get_linestyle())
+        for line in plot.lines
+    }
+
+
+def test_loss_stands_above_and_both_taus_below(tmp_path, plots):
+    rows = [*ROWS, {"step": 60, "loss": None, "tau_forced": 0.0, "tau": None}]
+    assert draw_metrics(rows, str(tmp_path / "run.png")) == tmp_path / "run.png"
+    above, below = plots
+    assert [line[:2] for line in lines(above).values()] == [([[20, 4.2], [40, 3.1]], "tab:blue")]
+    assert lines(below) == {
+        "drafts checked against the data": (
+            [[20, 1.1], [40, 1.3], [60, 0.0]],
+            "tab:green",
+            "-",
+        ),
+        "draft-and-verify on held-out prompts": ([[40, 1.35]], "tab:red", "None"),
+    }
+    assert above.get_ylabel() == "loss (weighted mean cross entropy)"
+    assert below.get_ylabel() == "tau (tokens per target call)"
+    assert below.get_xlabel() == "step"
+    assert [text.get_text() for text in below.get_legend().get_texts()] == list(lines(below))
+    assert above.get_shared_x_axes().joined(above, below)
+
+
+def test_a_plot_without_taus_has_no_legend(tmp_path, plots):
+    draw_metrics([{"step": 1, "loss": 2.0}], tmp_path / "run.png")
+    assert plots[1].get_legend() is None
+    assert lines(plots[1]) == {}
+
+
+def test_what_was_measured_before_and_after_stands_at_the_ends_of_the_run(tmp_path, plots, capsys):
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, ROWS[:2])))
+    draw_run(tmp_path)
+    assert list(lines(plots[1])) == ["drafts checked against the data"]
+    draw_run(tmp_path, (1.25, 2.5))
+    assert lines(plots[1])["draft-and-verify on held-out prompts"][0] == [[0, 1.25], [40, 2.5]]
+    (tmp_path / "metrics.jsonl").write_text("")
+    draw_run(tmp_path, (1.25, 2.5))
+    assert lines(plots[1])["draft-and-verify on held-out prompts"][0] == [[0, 1.25], [0, 2.5]]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["metrics.jsonl", "metrics.png"]
+    assert capsys.readouterr().err == ""
+
+
+def test_what_prevents_a_picture_is_a_line_and_no_error(tmp_path, capsys):
+    (tmp_path / "metrics.png").mkdir()
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(ROWS[0]))
+    draw_run(tmp_path)
+    said = capsys.readouterr().err
+    assert said.startswith("no picture of the run: ")
+    assert f"{tmp_path}/metrics.png" in said
+    assert said.count("\n") == 1
 
 
 def test_needs_no_display_and_loads_matplotlib_late():

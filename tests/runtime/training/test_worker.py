@@ -1,8 +1,12 @@
 import signal
+import threading
+import time
 
 import pytest
+import torch
 
-from runtime.training.worker import Coordinator
+from runtime.static.graph import GraphPool
+from runtime.training.worker import Coordinator, Worker
 
 
 def test_without_a_stop_every_rank_takes_every_step():
@@ -81,3 +85,179 @@ def test_a_failure_does_not_undo_an_earlier_stop():
     coordinator.stop(signal.SIGINT)
     coordinator.fail(ValueError("late"), finished=7)
     assert not coordinator.may_begin(1)
+
+
+def test_of_two_signals_the_first_is_the_cause():
+    coordinator = Coordinator(100)
+    coordinator.stop(signal.SIGTERM)
+    coordinator.stop(signal.SIGINT)
+    assert coordinator.signal is signal.SIGTERM
+
+
+def test_a_run_begins_where_it_was_told_to():
+    coordinator = Coordinator(10, 7)
+    assert coordinator.close() == 6
+    assert Coordinator(10).close() == -1
+    coordinator.open_until()
+    assert [coordinator.may_begin(step) for step in (7, 8, 9, 10)] == [True, True, True, False]
+    # A rank that has begun less does not take the furthest back.
+    assert coordinator.may_begin(7)
+    assert coordinator.close() == 9
+
+
+def test_a_stop_before_the_first_step_ends_a_resumed_run_where_it_is():
+    coordinator = Coordinator(10, 7)
+    coordinator.stop(signal.SIGINT)
+    assert not coordinator.may_begin(7)
+
+
+def test_a_limit_is_lowered_and_never_raised():
+    coordinator = Coordinator(5)
+    coordinator.open_until(3)
+    coordinator.open_until(4)
+    coordinator.open_until()
+    assert [coordinator.may_begin(step) for step in range(5)] == [True, True, True, False, False]
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("opened", ["on", "to an end", "by a failure"])
+def test_at_a_closed_gate_only_a_step_that_none_has_begun_waits(opened):
+    coordinator, found = Coordinator(10), []
+    for step in range(3):
+        assert coordinator.may_begin(step)
+    assert coordinator.close() == 2
+    assert coordinator.may_begin(2)
+    waiting = in_thread(lambda: found.append(coordinator.may_begin(3)))
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    if opened == "on":
+        coordinator.open_until(4)
+    elif opened == "to an end":
+        coordinator.open_until(3)
+    else:
+        coordinator.fail(ValueError("gone"), finished=2)
+    waiting.join(5)
+    assert found == [opened == "on"]
+
+
+def test_saves_are_asked_for_by_the_step_that_they_follow():
+    coordinator = Coordinator(10)
+    coordinator.save_after(4)
+    coordinator.save()
+    assert [step for step in range(10) if coordinator.saves(step)] == [1, 5]
+
+
+def test_a_failure_at_the_last_step_ends_ranks_behind_it_there():
+    coordinator = Coordinator(100)
+    for step in range(8):
+        assert coordinator.may_begin(step)
+    error = KeyboardInterrupt()
+    coordinator.fail(error, finished=7)
+    assert [coordinator.may_begin(step) for step in (5, 6, 7)] == [True, True, False]
+    assert coordinator.error is error
+    assert coordinator.failed.is_set()
+
+
+class Steps:
+    """A source of numbered steps, and the device that takes them; what each did, in order."""
+
+    device, threads, pool = torch.device("cpu"), 1, GraphPool(torch.device("cpu"))
+
+    def __init__(self, coordinator, broken=None):
+        self.coordinator = coordinator
+        self.broken = broken
+        self.log = []
+        self.number = 0
+
+    def get(self):
+        self.number += 1
+        return f"step {self.number}", f"slot {self.number}"
+
+    def stop(self):
+        raise AssertionError("a worker stops no source")
+
+    def run(self, step, slot):
+        assert torch.is_grad_enabled()
+        if step == self.broken:
+            raise SystemExit("broken")
+        time.sleep(0.01)
+        self.log.append((step, slot))
+
+    def worker(self, first_step=0, **options):
+        return Worker(
+            rank=3,
+            stepper=self,
+            source=self,
+            coordinator=self.coordinator,
+            first_step=first_step,
+            **options,
+        )
+
+
+def ended(worker):
+    worker.start()
+    worker.join(10)
+    assert not worker.is_alive()
+    return worker
+
+
+def test_a_worker_takes_each_step_with_its_slot_and_reports_it():
+    steps = Steps(Coordinator(7, 4))
+    worker = ended(
+        steps.worker(
+            4,
+            after_step=lambda *said: steps.log.append(("after", *said)),
+            at_end=lambda finished: steps.log.append(("end", finished)),
+        )
+    )
+    assert steps.log == [
+        ("step 1", "slot 1"),
+        ("after", 5, "step 1"),
+        ("step 2", "slot 2"),
+        ("after", 6, "step 2"),
+        ("step 3", "slot 3"),
+        ("after", 7, "step 3"),
+        ("end", 7),
+    ]
+    assert (worker.finished, worker.error) == (7, None)
+    assert worker.name == "worker-3 (cpu)"
+    assert len(worker.host_s) == 3
+    assert all(0.01 <= seconds < 5 for seconds in worker.host_s)
+
+
+def test_a_worker_reports_to_nobody_unless_asked():
+    steps = Steps(Coordinator(2))
+    assert ended(steps.worker()).finished == 2
+
+
+def test_a_worker_without_a_step_left_ends_its_run_all_the_same():
+    steps, said = Steps(Coordinator(5, 5)), []
+    assert ended(steps.worker(5, at_end=said.append)).finished == 5
+    assert (said, steps.log) == ([5], [])
+
+
+def test_what_ends_a_worker_ends_the_run_after_the_steps_that_it_finished():
+    coordinator, said = Coordinator(9), []
+    steps = Steps(coordinator, broken="step 3")
+    worker = ended(steps.worker(after_step=lambda *_: None, at_end=said.append))
+    assert type(worker.error) is SystemExit
+    assert coordinator.error is worker.error
+    assert (worker.finished, len(worker.host_s), said) == (2, 2, [])
+    assert [coordinator.may_begin(step) for step in (1, 2)] == [True, False]
+
+
+def test_a_worker_of_a_run_that_failed_elsewhere_does_not_end_it():
+    coordinator, said = Coordinator(9), []
+    steps = Steps(coordinator)
+
+    def after_step(finished, step):
+        coordinator.fail(OSError("elsewhere"), finished=3)
+
+    worker = ended(steps.worker(after_step=after_step, at_end=said.append))
+    assert (worker.finished, worker.error, said) == (3, None, [])
