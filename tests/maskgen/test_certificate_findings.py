@@ -248,3 +248,20 @@ def test_functions_are_run_only_where_that_is_asked(store):
         "masks_of_heads:large, which is only imported with --run-functions"
     )
     assert verify_deep(store, run_functions=True) == []
+
+
+@pytest.mark.parametrize("cells", [1, 16 * 32, 16 * 32 * 5])
+def test_tiles_are_evaluated_some_at_a_time(store, monkeypatch, cells):
+    entry = load_entry(store, "small/q40-kv40")
+    whole = certify(entry)
+    monkeypatch.setattr("maskgen.reference.CHUNK_CELLS", cells)
+    in_parts = certify(entry)
+    assert (in_parts.findings, in_parts.compared_cells) == ((), whole.compared_cells)
+
+    def change(ends):
+        ends[1, 2, 0, 39] -= 1
+
+    assert certify(with_ends(entry, change)).findings == (
+        "spans: 1 of the cells compared differ from the formula, "
+        "first (b, h, q, kv) = (1, 2, 39, 39)",
+    )

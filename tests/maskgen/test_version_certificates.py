@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,58 @@ def test_certificates_beside_a_mount_point_in_a_read_only_folder(tmp_path, monke
     (line,) = told
     assert os.strerror(number) in line
     assert line.endswith("; the certificates are not kept")
+
+
+def test_what_is_kept_is_the_certificate_whole(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    version = build(specs_of(CAUSAL, {**WINDOW, "Q_LEN": 70}), store).version
+    seen = []
+    made = certify_version(store, version, progress=lambda *step: seen.append(step))
+    assert seen == [("causal/q100-kv100", 1, 2), ("window/q70-kv70", 2, 2)]
+    records = json.loads(certificate_file(store, version).read_text())["entries"]
+    for record, certificate in zip(records, made, strict=True):
+        wanted = asdict(certificate)
+        for name in ("findings", "first_rows_without_key"):
+            wanted[name] = list(wanted[name])
+        assert record == wanted
+    # Taken over whole, under the new name, and those that are taken over are counted as done.
+    seen.clear()
+    third = build(specs_of({**CAUSAL, "name": "lower"}, WINDOW), store, make_current=False).version
+    certify_version(store, third, progress=lambda *step: seen.append(step))
+    assert seen == [("lower/q100-kv100", 1, 2), ("window/q64-kv64", 2, 2)]
+    (taken, _) = json.loads(certificate_file(store, third).read_text())["entries"]
+    assert taken == {**records[0], "name": "lower/q100-kv100"}
+
+
+def test_certificates_of_any_version_are_taken_over(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    for entry in (CAUSAL, WINDOW, DFLASH):
+        assert len(certify_version(store, build(specs_of(entry), store).version)) == 1
+    version = build(specs_of(CAUSAL, WINDOW, DFLASH), store).version
+    assert certify_version(store, version) == []
+    # Nothing was found out anew, so nothing is kept for it.
+    assert not certificate_file(store, version).exists()
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_one_wrong_entry_refutes_a_version(tmp_path, wrong):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    version = build(specs_of(CAUSAL, WINDOW), store).version
+    assert not is_refuted(store, version)
+    certify_version(store, version)
+    assert not is_refuted(store, version)
+    file = certificate_file(store, version)
+    content = json.loads(file.read_text())
+    content["entries"][wrong]["findings"] = ["spans: wrong"]
+    file.write_text(json.dumps(content))
+    assert is_refuted(store, version)
+    # The one that was found right is taken over.
+    names = ["causal/q100-kv100", "window/q64-kv64"]
+    assert [made.name for made in certify_version(store, version)] == [names[wrong]]
+
+
+def test_a_version_at_a_url_has_no_certificate_that_refutes_it(tmp_path):
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    version = build(specs_of(CAUSAL), store).version
+    cache.push(store, "memory://refuted/m.zarr")
+    assert not is_refuted(cache.open_store("memory://refuted/m.zarr"), version)

@@ -108,6 +108,112 @@ LIMITS = [
         "anchors = [3, 2]: must ascend among the valid ones; sort them",
     ),
     (
+        "dflash", 6, 11, {**DFLASH, "anchors": [1, 3, 4]}, {**DFLASH, "anchors": [1, 4, 3]},
+        "anchors = [4, 3]: must ascend among the valid ones; sort them",
+    ),
+    (
+        "dflash", 6, 11, {**DFLASH, "anchors": [1, 1, 4]}, {**DFLASH, "anchors": [[1, 3]] * 2},
+        "anchors = [2, 2]: must name one anchor for each of the 3 draft blocks",
+    ),
+    (
+        "dflash", 6, 11,
+        {**DFLASH, "anchors": [1, 4, 0], "n_valid": [2]},
+        {**DFLASH, "anchors": [1, 4, 0], "n_valid": [2, 3]},
+        "anchors = [4, 0]: must ascend among the valid ones; sort them",
+    ),
+    (
+        "dflash", 4, 9,
+        {**DFLASH, "doc_ids": [[0] * 5, [-1, 1, -1, -1, 2]]},
+        {**DFLASH, "doc_ids": [[0] * 5, [1, 2, 1, -1, 2]]},
+        "doc_ids = 1: equal ids must stand side by side: a document is one piece",
+    ),
+    (
+        "dflash", 4, 9, {**DFLASH, "doc_ids": [0] * 5}, {**DFLASH, "doc_ids": [0] * 6},
+        "doc_ids = [1, 6]: must name the document of each of the 5 positions",
+    ),
+    ("dflash", 4, 9, DFLASH, {**DFLASH, "draft_block_size": 3},
+     "Q_LEN = 4: must be a multiple of draft_block_size = 3"),
+    (
+        "dflash", 4, 9, DFLASH, {**DFLASH, "window": 3},
+        "window = 3: is of sliding layers only; set layer = 'sliding'",
+    ),
+    (
+        "document", 4, 4, {"doc_ids": [0] * 4}, {"doc_ids": [0] * 4, "doc_offsets": [0, 4]},
+        "doc_offsets = None: give doc_ids or doc_offsets, not both",
+    ),
+    (
+        "document", 4, 4, {"doc_offsets": [0, 2, 4, 4]}, {"doc_offsets": [[0, 4, 4], [0, 3, 2]]},
+        "doc_offsets = [[0, 4, 4], [0, 3, 2]]: must ascend; only the last value may repeat, as "
+        "padding",
+    ),
+    (
+        "document", 4, 4, {**IDS, "doc_prefix_lens": [1, 1]}, {**IDS},
+        "prefix = None: is required by inner family 'prefix_lm', or doc_prefix_lens in its place",
+    ),
+    (
+        "document", 4, 4, {**IDS, "prefix": 4}, {**IDS, "prefix": 4, "doc_prefix_lens": [1, 1]},
+        "doc_prefix_lens = 4: give prefix or doc_prefix_lens, not both",
+    ),
+    (
+        "document", 4, 4, {**IDS, "prefix": 4}, {**IDS, "prefix": 5},
+        "prefix = 5: must be at most KV_LEN = 4",
+    ),
+    (
+        "document", 4, 4, {"doc_ids": [0] * 4, "inner": "chunked", "chunk": 1},
+        {"doc_ids": [0] * 4, "inner": "chunked"},
+        "chunk = None: is required by family 'chunked': tokens of a chunk",
+    ),
+    (
+        "shared_prefix", 4, 4, {"doc_offsets": [0, 2, 4], "prefix_docs": [0, 0]},
+        {"doc_offsets": [0, 2, 4], "prefix_docs": [0, 0, 0]},
+        "prefix_docs = [1, 3]: must name a prefix for each of the 2 documents",
+    ),
+    (
+        "block_diffusion", 4, 4, {"diffusion_block_size": 2},
+        {"diffusion_block_size": 2, "doc_offsets": [0, 2]},
+        "doc_offsets = 'training': is of variant 'packed' only",
+    ),
+    (
+        "block_diffusion", 4, 4, {**DIFFUSION, "doc_offsets": [0, 2]}, DIFFUSION,
+        "doc_offsets = None: is required by variant 'packed'",
+    ),
+    (
+        "eagle3_ttt", 4, 4, {}, {"variant": "speculators", "lengths": [2]},
+        "lengths = 'speculators': is of variant 'specforge' only",
+    ),
+    (
+        "p_eagle", 4, 4,
+        {"num_depths": 2, "anchors": [0, 2, 0, 2], "depths": [0, 0, 1, 1]},
+        {"num_depths": 2, "anchors": [0, 2, 2, 0], "depths": [0, 0, 1, 1]},
+        "anchors = [2, 0]: elements must ascend by depth and then by anchor, none twice; sort them",
+    ),
+    (
+        "p_eagle", 3, 3, P_EAGLE, {**P_EAGLE, "depths": [[0, 0, 1], [0, 0, 2]]},
+        "depths = 2: each must be 0 to 1, or -1 for padding",
+    ),
+    (
+        "p_eagle", 3, 3, {**P_EAGLE, "anchors": [[0, 1, 1], [0, 1, 0]]},
+        {**P_EAGLE, "anchors": [[0, 1, 1], [0, 1, 2]]},
+        "anchors = 2: every anchor of a deeper element must stand at depth 0 too",
+    ),
+    (
+        "p_eagle", 3, 3, {**P_EAGLE, "doc_ids": [[4, 5, 5], [7, 7, 7]]},
+        {**P_EAGLE, "doc_ids": [[4, 5, 5], [7, 8, 7]]},
+        "doc_ids = 7: of anchor 1 must be 8 at every depth, as at depth 0",
+    ),
+    (
+        "p_eagle", 3, 3, {**P_EAGLE, "depths": [0, 0, -1]}, {**P_EAGLE, "depths": [0, -1, 0]},
+        "depths = -1: padding must stand at the end of the row",
+    ),
+    (
+        "p_eagle", 3, 3, P_EAGLE, {**P_EAGLE, "doc_ids": [0, 0]},
+        "doc_ids = [1, 2]: must hold one value for each of the 3 elements",
+    ),
+    (
+        "p_eagle", 3, 3, {**P_EAGLE, "window": 1}, {**P_EAGLE, "window": 0},
+        "window = 0: must be at least 1",
+    ),
+    (
         "dflash", 4, 9, {**DFLASH, "n_valid": [0, 2]}, {**DFLASH, "n_valid": [0, 3]},
         "n_valid = 3: each must be 0 to 2, the draft blocks",
     ),
