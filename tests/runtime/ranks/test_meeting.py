@@ -7,7 +7,7 @@ from torch import distributed
 
 from runtime.errors import WorkerError
 from runtime.ranks import meeting
-from runtime.ranks.meeting import look, meet
+from runtime.ranks.meeting import ask, look, meet
 
 
 class Start:
@@ -85,3 +85,61 @@ def test_a_store_that_is_gone_is_told_in_one_line():
 
     with pytest.raises(WorkerError, match=r"^lost touch with the other processes: connection re"):
         meet(Gone(), 0, 2)
+
+
+def test_the_second_to_last_who_does_not_come_is_named_alone(monkeypatch):
+    monkeypatch.setattr(meeting, "JOIN_S", 1.0)
+    store = distributed.HashStore()
+    start = Start(store, [0, 1, 3], 4)
+    start.threads[0].join()
+    assert str(start.errors[0]) == (
+        "process 2 of 4 did not come within 1 s of process 0; its own output says why"
+    )
+    for rank in (1, 3):
+        start.threads[rank].join()
+        assert rank in start.shared
+
+
+def test_a_leader_that_does_not_come_is_named_by_each(monkeypatch):
+    monkeypatch.setattr(meeting, "JOIN_S", 0.1)
+    start = Start(distributed.HashStore(), [2, 5], 6)
+    for rank, thread in start.threads.items():
+        thread.join()
+        assert str(start.errors[rank]) == (
+            f"process 0 did not come within 0 s of process {rank}; its own output says why"
+        )
+
+
+def test_a_leader_waits_for_all_the_others(monkeypatch):
+    store = distributed.HashStore()
+    start = Start(store, [0, 1], 3)
+    start.threads[1].join(30)
+    start.threads[0].join(0.3)
+    assert start.threads[0].is_alive()
+    late = Start(store, [2], 3)
+    late.join()
+    assert start.join().keys() == {0, 1}
+
+
+def test_one_process_meets_nobody():
+    shared = meet(distributed.HashStore(), 0, 1)
+    shared.set("x", "1")
+    assert look(shared, "x") == "1"
+
+
+def test_a_key_is_looked_up_without_waiting_for_it():
+    store = distributed.HashStore()
+    assert look(store, "x") is None
+    store.set("x", "")
+    assert look(store, "x") == ""
+
+
+def test_a_call_of_the_store_that_fails_is_lost_touch_and_no_other_fault_is():
+    def gone(*_arguments):
+        raise RuntimeError("first\nsecond")
+
+    with pytest.raises(WorkerError, match=r"^lost touch with the other processes: first$"):
+        ask(gone, "x")
+    with pytest.raises(TypeError):
+        ask(len, 3)
+    assert ask(max, 2, 7) == 7
