@@ -10,7 +10,8 @@ import cache
 from cache.errors import StoreWriteError, VersionNotFoundError
 from maskgen.build import build, build_entry, layout_params, spec_spans
 from maskgen.errors import MaskSpecError
-from maskgen.families import dflash_layouts, families
+from maskgen.families import families
+from maskgen.families.dflash_layouts import dflash_layouts
 from maskgen.holdings import Copies, entries_by_spec, find_version, held, readable_versions
 from maskgen.spec import read_specs
 from maskgen.verify import Difference, verify_deep

@@ -1,8 +1,10 @@
 """What the verbs about versions print and leave, and which cache and version each one takes."""
 
+import errno
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -259,3 +261,22 @@ def test_values_that_may_be_missing(capsys):
     assert optional(None, "{:.1f}%") == "-"
     echo_json({"b": 1, "a": [None, 2]})
     assert capsys.readouterr().out == '{\n  "a": [\n    null,\n    2\n  ],\n  "b": 1\n}\n'
+
+
+def test_gc_notes_what_stays(three, monkeypatch):
+    store, ids = three
+    aged(store)
+    rename = os.rename
+
+    def refuse(source, target, **options):
+        if Path(source) == store / ids[0]:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(source))
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    result = run("gc", "--keep", 1, "--cache", store)
+    note = f"{store / ids[0]} stays: Directory not empty"
+    assert (result.exit_code, result.stderr) == (0, f"{note}\n")
+    assert f"removed {ids[1]}" in result.stdout
+    assert note not in result.stdout
+    assert json.loads(run("gc", "--keep", 1, "--cache", store, "--json").stdout)["left"] == [note]
