@@ -4,6 +4,14 @@ import pytest
 from runtime.dflash.anchors import LayoutChooser, anchor_candidates, draw_anchors
 
 
+def words(count, seed, purpose, epoch, sample):
+    """Raw words of NumPy's own Philox: what a release drew, all later ones must draw."""
+    counter = np.array([0, epoch, sample, 0], dtype=np.uint64)
+    return np.random.Philox(key=np.array([seed, purpose], np.uint64), counter=counter).random_raw(
+        count
+    )
+
+
 def mask(length, start, stop):
     values = np.zeros(length, dtype=np.uint8)
     values[start:stop] = 1
@@ -85,3 +93,42 @@ def test_anchors_past_a_short_sample_do_not_count_for_a_layout():
     anchors = np.array([[2, 3, 30], [5, 30, 31]], dtype=np.int32)
     chooser = LayoutChooser(anchors, np.array([3, 3], dtype=np.int32), draws=1)
     assert chooser.choose(mask(8, 1, 8), seed=1, epoch=0, sample=0) == 0
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_a_layout_is_drawn_from_the_group_whose_anchors_are_supervised_most_often(draws):
+    generator = np.random.default_rng(draws)
+    anchors = np.sort(generator.integers(0, 40, (4 * draws, 5), dtype=np.int32), axis=1)
+    n_valid = generator.integers(1, 6, 4 * draws, dtype=np.int32)
+    chooser = LayoutChooser(anchors, n_valid, draws)
+    chosen = set()
+    for sample in range(60):
+        loss_mask = (generator.random(generator.integers(2, 40)) < 0.5).astype(np.uint8)
+        useful = [0] * 4
+        for layout in range(4 * draws):
+            for anchor in anchors[layout, : n_valid[layout]]:
+                pair = loss_mask[anchor : anchor + 2].tolist()
+                useful[layout // draws] += pair == [1, 1]
+        group = useful.index(max(useful))
+        (word,) = words(1, 9, 1, 4, sample)
+        found = chooser.choose(loss_mask, seed=9, epoch=4, sample=sample)
+        assert found == group * draws + int(word) % draws
+        chosen.add(found)
+    assert len(chosen) > 2 * draws
+
+
+@pytest.mark.parametrize("count", [1, 5, 19, 20, 30])
+def test_anchors_are_the_candidates_of_the_smallest_words(count):
+    loss_mask = mask(64, 10, 31)
+    candidates = list(range(10, 30))
+    drawn = words(20, 3, 2, 5, 8).tolist()
+    wanted = sorted(sorted(candidates, key=lambda at: drawn[at - 10])[:count])
+    anchors, n_valid = draw_anchors(loss_mask, count, seed=3, epoch=5, sample=8)
+    assert n_valid == min(count, 20)
+    assert anchors.dtype == np.int32
+    assert anchors.tolist() == wanted + [0] * (count - n_valid)
+
+
+def test_a_sample_of_one_token_has_no_candidate():
+    assert anchor_candidates(np.ones(1, dtype=np.uint8)).tolist() == []
+    assert anchor_candidates(np.ones(2, dtype=np.uint8)).tolist() == [0]

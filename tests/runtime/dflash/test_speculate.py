@@ -275,3 +275,128 @@ def test_sliding_window_target_can_be_rewound():
     assert found.tokens == greedy(target, prompt, 30).tokens
     logits = target.logits(torch.tensor([[*prompt, *found.tokens]]))[0]
     assert tuple(logits[len(prompt) - 1 : -1].argmax(-1).tolist()) == found.tokens
+
+
+def with_drafts(session, prompt, answer, right, monkeypatch):
+    """Let each block be right up to ``right[call]`` drafts; the calls that were made."""
+    calls = []
+
+    def draft(anchor, position, context):
+        start = position - len(prompt) + 1
+        calls.append((anchor.tolist(), position, context[0][0].shape[2]))
+        drafts = torch.tensor([*answer, *[0] * BLOCK][start : start + BLOCK - 1])
+        wrong = right[(len(calls) - 1) % len(right)]
+        drafts[wrong : wrong + 1] = (drafts[wrong : wrong + 1] + 1) % 24
+        return torch.nn.functional.one_hot(drafts, 24)
+
+    monkeypatch.setattr(session, "_draft", draft)
+    return calls
+
+
+def test_a_draft_that_is_right_after_a_wrong_one_is_not_kept(target, monkeypatch):
+    """One wrong draft a block, at another slot in turn; those behind it are right."""
+    prompt = prompts(1)[0]
+    answer = greedy(target, prompt, 24).tokens
+    session = DraftSession(target, make_drafter(target))
+    calls = with_drafts(session, prompt, answer, [0, 2, 1, 3], monkeypatch)
+    found = session.generate(prompt, 21)
+    assert found.tokens == answer[:21]
+    assert found.kept == (1, 3, 2, 4, 1, 3, 2, 4)
+    assert found.tau == 2.5
+    assert found.seconds > 0
+    # Each block begins at the newest token, and its context ends right before that.
+    at = [0, 1, 4, 6, 10, 11, 14, 16]
+    assert calls == [([answer[n]], len(prompt) + n, len(prompt) + n) for n in at]
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_the_limit_cuts_a_block_that_was_kept_whole(target, monkeypatch, count):
+    prompt = prompts(1)[0]
+    answer = greedy(target, prompt, 24).tokens
+    session = DraftSession(target, make_drafter(target))
+    with_drafts(session, prompt, answer, [3], monkeypatch)
+    found = session.generate(prompt, count)
+    assert found.tokens == answer[:count]
+    whole, rest = divmod(count - 1, 4)
+    assert found.kept == (4,) * whole + ((rest,) if rest else ())
+
+
+@pytest.mark.parametrize("at", range(10))
+def test_text_after_an_end_token_inside_a_block_is_cut(target, monkeypatch, at):
+    """Wherever in a block the end falls, and where the prompt's own first token is one."""
+    prompt = prompts(3)[2]
+    answer = greedy(target, prompt, 24).tokens
+    end = answer[at]
+    first = answer.index(end)
+    # As a set of several, of which another never comes.
+    monkeypatch.setattr(type(target), "eos_token_ids", frozenset({end, 23}))
+    session = DraftSession(target, make_drafter(target))
+    with_drafts(session, prompt, answer, [3], monkeypatch)
+    found = session.generate(prompt, 24)
+    assert found.tokens == answer[: first + 1] == greedy(target, prompt, 24).tokens
+    assert sum(found.kept) == first
+    assert found.kept == (4,) * (first // 4) + ((first % 4,) if first % 4 else ())
+
+
+def test_one_token_costs_one_call_and_greedy_keeps_one_a_call(target):
+    seen = []
+    handle = target.model.register_forward_pre_hook(
+        lambda _m, _a, options: seen.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        prompt = prompts(2)[1]
+        found = greedy(target, prompt, 5)
+        assert seen == [5, 1, 1, 1, 1]
+        assert (found.kept, found.tau) == ((1, 1, 1, 1), 1.0)
+        seen.clear()
+        assert DraftSession(target, make_drafter(target)).generate(prompt, 1).kept == ()
+    finally:
+        handle.remove()
+    # The drafter's own start reads the target once, too.
+    assert seen[-1] == 5
+
+
+def test_the_first_block_is_that_of_a_whole_forward(target):
+    drafter, prompt = make_drafter(target), prompts(3)[2]
+    token = int(target.logits(torch.tensor([prompt]))[0, -1].argmax())
+    block = torch.tensor([[token] + [drafter.config.mask_token_id] * (BLOCK - 1)])
+    hidden = drafter(
+        embedding(block, target.embed_weight),
+        drafter.fuse(target.features(torch.tensor([prompt]), LAYER_IDS)),
+        torch.arange(len(prompt)),
+        torch.arange(len(prompt), len(prompt) + BLOCK)[None],
+        lambda q, k, v: scaled_dot_product_attention(q, k, v, enable_gqa=True),
+    )
+    found = DraftSession(target, drafter).first_block(prompt)
+    assert found.shape == (BLOCK - 1, 24)
+    torch.testing.assert_close(found, (hidden[0, 1:] @ target.head_weight.T), rtol=1e-4, atol=1e-4)
+
+
+def test_the_gap_is_that_of_the_worst_token_of_the_answer_alone(target):
+    prompt = prompts(2)[1]
+    answer = list(greedy(target, prompt, 6).tokens)
+    for at in (0, 3, 5):
+        changed = [*answer[:at], (answer[at] + 1) % 24, *answer[at + 1 :]]
+        logits = target.logits(torch.tensor([[*prompt, *changed]]))[0].double()
+        gaps = [
+            float(logits[len(prompt) - 1 + n].max() - logits[len(prompt) - 1 + n, token])
+            for n, token in enumerate(changed)
+        ]
+        assert choice_gap(target, prompt, changed) == pytest.approx(max(gaps), abs=1e-5)
+        assert max(gaps) > 0
+
+
+def test_what_has_no_room_is_told_with_all_its_lengths(target, monkeypatch):
+    session = DraftSession(target, make_drafter(target))
+    with pytest.raises(ConfigError) as caught:
+        session.generate(prompts(2)[1], 250)
+    assert str(caught.value) == (
+        "max_new_tokens = 250: must leave prompt (5 tokens), answer and a draft block (4) within "
+        "the target's 256 positions"
+    )
+    with pytest.raises(ConfigError, match=r"^prompt = \[\]: must hold at least one token"):
+        greedy(target, [], 4)
+    # A target that does not say how far it goes takes any length.
+    monkeypatch.setattr(type(target), "max_positions", None)
+    assert len(greedy(target, prompts(1)[0], 260).tokens) <= 260
+    session.stream(prompts(1)[0], 10**6)

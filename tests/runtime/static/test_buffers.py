@@ -1,4 +1,5 @@
 import threading
+from typing import ClassVar
 
 import pytest
 import torch
@@ -132,6 +133,69 @@ def test_a_slot_has_only_the_fields_of_the_bucket_that_it_is_open_for():
 
 def test_fields_come_from_the_host_unless_they_say_otherwise():
     assert Field((1,), torch.int32).from_host
+
+
+class Event:
+    """What a slot asks of CUDA's events, where there is none; a test on a GPU sees the data."""
+
+    log: ClassVar[list] = []
+
+    def __init__(self):
+        self.name = "event"
+
+    def synchronize(self):
+        self.log.append((self.name, "synchronize"))
+
+    def wait(self):
+        self.log.append((self.name, "wait"))
+
+    def record(self, stream="current"):
+        self.log.append((self.name, "record", stream))
+
+
+def test_on_a_gpu_every_copy_waits_for_what_came_before_it(monkeypatch):
+    zeros, pinned = torch.zeros, []
+
+    def on_the_host(*shape, device, pin_memory=False, **options):
+        pinned.append((str(device), pin_memory))
+        return zeros(*shape, **options)
+
+    monkeypatch.setattr(torch, "zeros", on_the_host)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    log = Event.log
+    log.clear()
+    device = torch.device("cuda", 1)
+    slot = input_slots([LARGE], device, num_slots=1).get()
+    assert pinned == [("cpu", True), ("cuda:1", False), ("cuda:1", False)]
+    inputs = StaticInputs(LARGE, device)
+    slot._sent.name, slot._taken.name = "sent", "taken"
+
+    slot.open(LARGE)["ids"].fill_(7)
+    assert log == [("sent", "synchronize")]
+    # Memory of its own: the step before may still read the device's.
+    assert not slot.staged["ids"].any()
+    log.clear()
+    slot.send()
+    assert log == [("taken", "wait"), ("sent", "record", "current")]
+    assert slot.staged["ids"].unique().tolist() == [7]
+    log.clear()
+    slot.write("far", torch.ones(2, 4))
+    assert log == [("taken", "wait"), ("event", "record", "stream of cpu")]
+    assert slot.staged["far"].unique().tolist() == [1]
+    slot._written.name = "written"
+    log.clear()
+    inputs.take(slot)
+    assert log == [("sent", "wait"), ("written", "wait"), ("taken", "record", "current")]
+    assert inputs.tensors["ids"].unique().tolist() == [7]
+    assert inputs.tensors["far"].unique().tolist() == [1]
+    log.clear()
+    slot.open(LARGE)
+    assert log == [("sent", "synchronize"), ("written", "synchronize")]
+    # The next writer may be on another device, to which an event does not change.
+    before = slot._written
+    slot.write("far", torch.ones(2, 4))
+    assert slot._written is not before
 
 
 @pytest.mark.gpu
