@@ -9,8 +9,9 @@ from torch.torch_version import TorchVersion
 
 from maskgen import host_builds
 from maskgen.errors import MaskSpecError, UnsupportedMaskError
+from maskgen.families.family import MaskMod
 from maskgen.intervals import RowIntervals
-from maskgen.mask_mod import MaskMod, spans_mask_mod
+from maskgen.mask_mod import spans_mask_mod
 from maskgen.tables import BlockTables
 
 

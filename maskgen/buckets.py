@@ -95,19 +95,17 @@ class BucketPlan:
             raise MaskSpecError("contexts", list(self.contexts), "must be lengths of at least 1")
         object.__setattr__(self, "contexts", ordered)
 
-    def bucket_for(self, length: int) -> int:
-        """Return the smallest bucket length that holds ``length`` tokens.
+    def buckets_of(self, lengths: Iterable[int]) -> np.ndarray:
+        """Return the smallest bucket that holds each sample, int64 ``[n]``, for lengths in tokens.
 
         Raises:
-            MaskSpecError: ``length`` is below 1.
-            BucketOverflowError: No bucket is long enough.
+            MaskSpecError: There is no length, or one is no integer from 1 to 2**30.
+            BucketOverflowError: A length is longer than the largest bucket; names the longest.
         """
-        if length < 1:
-            raise MaskSpecError("length", length, "must be at least 1")
-        index = int(np.searchsorted(self.contexts, length))
-        if index == len(self.contexts):
-            raise BucketOverflowError(length, self.contexts[-1])
-        return self.contexts[index]
+        values = _checked_lengths(lengths)
+        if (longest := int(values.max())) > self.contexts[-1]:
+            raise BucketOverflowError(longest, self.contexts[-1])
+        return np.asarray(self.contexts)[np.searchsorted(self.contexts, values)]
 
     def waste(self, lengths: Iterable[int]) -> list[BucketWaste]:
         """Count padding per bucket, in the plan's order, for ``lengths`` in tokens.
@@ -117,9 +115,7 @@ class BucketPlan:
             BucketOverflowError: A length is longer than the largest bucket.
         """
         values = _checked_lengths(lengths)
-        if values[-1] > self.contexts[-1]:
-            raise BucketOverflowError(int(values[-1]), self.contexts[-1])
-        index = np.searchsorted(self.contexts, values)
+        index = np.searchsorted(self.contexts, self.buckets_of(values))
         samples = np.bincount(index, minlength=len(self.contexts))
         tokens = np.zeros(len(self.contexts), np.int64)
         np.add.at(tokens, index, values)
@@ -183,15 +179,17 @@ def _least_padding(sizes: np.ndarray, covered: np.ndarray, max_buckets: int) -> 
 
 
 def _checked_lengths(lengths: Iterable[int]) -> np.ndarray:
-    """Return the lengths sorted as int64; what int64 would round or wrap is refused before."""
-    values = np.asarray(list(lengths))
+    """Return the lengths as int64; what int64 would round or wrap is refused before."""
+    values = lengths if isinstance(lengths, np.ndarray) else np.asarray(list(lengths))
     if not len(values):
         raise MaskSpecError("lengths", [], "must hold at least one length")
     # Floats and objects are also what NumPy makes of integers past 64 bits.
     whole = values.dtype.kind in "iu"
-    if whole:
-        values.sort()
-    for value in values[[0, -1]].tolist():
+    for value in (values.min(), values.max()) if whole else values[:1].tolist():
         if not (whole and 1 <= value <= MAX_LENGTH):
-            raise MaskSpecError("lengths", value, "must be integers, 1 to 2**30 tokens each")
+            raise MaskSpecError(
+                "lengths",
+                int(value) if whole else value,
+                "must be integers, 1 to 2**30 tokens each",
+            )
     return values.astype(np.int64)

@@ -6,11 +6,32 @@ All functions take ``starts`` and ``ends``, int32 ``[B, H, K, Q_LEN]``; a span w
 Shape legend: B batch, H heads, K spans a row, Q_LEN query rows.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
 INT32_MAX = 2**31 - 1
 """Largest position that spans can hold."""
+
+
+def visible_cells(starts: Tensor, ends: Tensor, columns: Tensor) -> Tensor:
+    """Expand spans into one bool a cell; no host sync, and may be captured in a graph.
+
+    Args:
+        starts: int32 ``[..., K, Q]``.
+        ends: int32, same shape.
+        columns: Keys to look at, integers that broadcast to ``[..., Q, KV]``.
+
+    Returns:
+        bool ``[..., Q, KV]``.
+    """
+    # One span at a time, so that no tensor is K times as large as the mask.
+    cells = (
+        (columns >= start[..., None]) & (columns < end[..., None])
+        for start, end in zip(starts.unbind(-2), ends.unbind(-2), strict=True)
+    )
+    return functools.reduce(torch.logical_or, cells)
 
 
 def is_canonical(starts: Tensor, ends: Tensor) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maskgen.canonical import visible_cells
 from maskgen.classify import FULL, PARTIAL
 from maskgen.compile import compile_mask
 from maskgen.entry import MAX_NUMBERS, MaskEntry
@@ -232,12 +233,10 @@ def _compare_tiles(entry: MaskEntry, kinds_BHRC: Tensor, tiles: Tensor) -> tuple
     formula = reference_tiles(reference_mask_mod(entry), tiles[:, :2], rows, columns) & inside
     own_b, own_h = b.clamp(max=spans.B - 1), h.clamp(max=spans.H - 1)
     row_starts, row_ends = (
-        side[own_b[:, None], own_h[:, None], :, rows] for side in (spans.starts, spans.ends)
+        side[own_b[:, None], own_h[:, None], :, rows].transpose(1, 2)
+        for side in (spans.starts, spans.ends)
     )
-    held = torch.zeros_like(formula)
-    for k in range(spans.K):
-        start, end = row_starts[:, :, k, None], row_ends[:, :, k, None]
-        held |= (columns[:, None, :] >= start) & (columns[:, None, :] < end)
+    held = visible_cells(row_starts, row_ends, columns[:, None, :])
     findings: list[str] = []
     wrong = (held & inside) != formula
     if wrong.any():

@@ -40,12 +40,12 @@ def checked_ints(where: str, value: Any, minimum: int) -> list[int]:
 
 
 def checked_block_size(where: str, value: Any) -> tuple[int, int]:
-    """Return the tile sizes (Q, KV), in tokens, from one integer or a pair.
+    """Return the block sizes (query rows, keys), in tokens, from one integer or a pair.
 
     Raises:
         MaskSpecError: A side is not a multiple of 16 up to 1024.
     """
-    sizes = value if isinstance(value, list) else [value, value]
+    sizes = value if isinstance(value, list | tuple) else [value, value]
     valid = range(BLOCK_MULTIPLE, MAX_BLOCK_SIZE + 1, BLOCK_MULTIPLE)
     if len(sizes) != 2 or any(type(size) is not int or size not in valid for size in sizes):
         raise MaskSpecError(

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from maskgen import classify, host_builds
+from maskgen.checks import checked_block_size
 from maskgen.errors import BackendUnavailableError, MaskSpecError
 from maskgen.interval_limit import MAX_INTERVALS, check_intervals
 from maskgen.intervals import RowIntervals
-from maskgen.tables import BlockTables, check_block_size, table_shapes
+from maskgen.tables import BlockTables, table_shapes
 
 
 def compile_mask(spans: RowIntervals, BLOCK_SIZE: int | tuple[int, int] = 128) -> BlockTables:
@@ -31,7 +32,7 @@ def compile_mask(spans: RowIntervals, BLOCK_SIZE: int | tuple[int, int] = 128) -
         rule = "must be RowIntervals: a mask family makes them, and from_mask_mod of a mask_mod"
         raise MaskSpecError("spans", getattr(spans, "__name__", type(spans).__name__), rule)
     host_builds.announce("compile_mask")
-    size = check_block_size(BLOCK_SIZE)
+    size = checked_block_size("BLOCK_SIZE", BLOCK_SIZE)
     spans = spans.disjoint()
     if spans.K > MAX_INTERVALS:
         spans = check_intervals(spans)

@@ -13,7 +13,7 @@ from typing import Literal, NoReturn
 import torch
 from torch import Tensor
 
-from maskgen.canonical import equal_slices, is_canonical, merged, sorted_spans
+from maskgen.canonical import equal_slices, is_canonical, merged, sorted_spans, visible_cells
 from maskgen.errors import MaskSpecError
 from maskgen.frame import check_frame_length, check_range, check_same_frame, check_spans
 
@@ -289,11 +289,8 @@ class RowIntervals:
 
     def dense(self) -> Tensor:
         """The mask as one bool a cell, ``[B, H, Q_LEN, KV_LEN]``; for small masks."""
-        kv = torch.arange(self.KV_LEN, dtype=torch.int32, device=self.device)
-        out = torch.zeros(self.shape, dtype=torch.bool, device=self.device)
-        for k in range(self.K):
-            out |= (kv >= self.starts[:, :, k, :, None]) & (kv < self.ends[:, :, k, :, None])
-        return out
+        keys = torch.arange(self.KV_LEN, dtype=torch.int32, device=self.device)
+        return visible_cells(self.starts, self.ends, keys)
 
     def row_counts(self) -> Tensor:
         """Visible keys of each row, int32 ``[B, H, Q_LEN]``."""

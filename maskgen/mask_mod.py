@@ -4,8 +4,7 @@ Shape legend: B batch, H heads, K spans a row, Q_LEN query rows.
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +16,9 @@ from maskgen import host_builds
 from maskgen.canonical import INT32_MAX
 from maskgen.checks import checked_int
 from maskgen.errors import MaskSpecError
+from maskgen.families.family import MaskMod
 from maskgen.interval_limit import MAX_INTERVALS, too_many_intervals
 from maskgen.intervals import RowIntervals
-
-MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""``mask_mod(b, h, q_idx, kv_idx) -> bool tensor``, as FlexAttention takes it."""
 
 # What a cell may cost while a tile is evaluated: its result, the changes found in it, and three
 # int64 temporaries of the mask_mod's own arithmetic.

@@ -4,21 +4,19 @@ Evaluated as torch's ``create_block_mask`` does it, by vmap over index tensors, 
 row intervals takes part. Legend: T tiles, Q and KV cells of a tile.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maskgen.entry import MaskEntry
+from maskgen.families.family import MaskMod
 from maskgen.named_family import get_family
 from maskgen.named_function import load_function
 from maskgen.spec import MaskSpec
 
 CHUNK_CELLS = 1 << 18
 """Most cells evaluated at once; a cell costs some tens of bytes meanwhile."""
-
-MaskMod = Callable[..., Any]
 
 
 def reference_mask_mod(entry: MaskEntry) -> MaskMod:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from maskgen import classify
 from maskgen.canonical import INT32_MAX
+from maskgen.checks import checked_block_size
 from maskgen.errors import MaskSpecError
 from maskgen.packing import check_agreement, check_pair, live, unpack_pair
 
@@ -140,7 +141,7 @@ class BlockTables:
         Raises:
             MaskSpecError: A size breaks its rule.
         """
-        size = check_block_size(BLOCK_SIZE)
+        size = checked_block_size("BLOCK_SIZE", BLOCK_SIZE)
         shapes = table_shapes(B, H, Q_LEN, KV_LEN, size)
         tables = {
             name: torch.zeros(shape, dtype=torch.int32, device=device)
@@ -192,10 +193,6 @@ class BlockTables:
             kinds[(*rows, columns)] = kind
         return kinds
 
-    def dense_blocks(self) -> Tensor:
-        """Blocks that attention visits, partial or full, bool ``[B, H, R, C]``."""
-        return self.block_kinds() != classify.EMPTY
-
     def pack(self) -> dict[str, Tensor]:
         """The tables as counts and live indices only, int32 ``[n]`` each, on the CPU.
 
@@ -228,7 +225,7 @@ class BlockTables:
                 range, the indices of a row do not ascend, a block is both full and partial, or
                 the q tables are not the transposes of the kv tables.
         """
-        size = check_block_size(BLOCK_SIZE)
+        size = checked_block_size("BLOCK_SIZE", BLOCK_SIZE)
         shapes = table_shapes(B, H, Q_LEN, KV_LEN, size)
         pairs = list(zip(TABLE_FIELDS[::2], TABLE_FIELDS[1::2], strict=True))
         for pair in pairs:
@@ -239,20 +236,6 @@ class BlockTables:
         for pair in pairs:
             tables |= zip(pair, unpack_pair(packed, *pair, shapes[pair[1]]), strict=True)
         return cls(Q_LEN=Q_LEN, KV_LEN=KV_LEN, BLOCK_SIZE=size, **tables)
-
-
-def check_block_size(BLOCK_SIZE: int | tuple[int, int]) -> tuple[int, int]:
-    """The pair (query rows, keys) of a BLOCK_SIZE.
-
-    Raises:
-        MaskSpecError: Not an integer or a pair, or not a multiple of 16 from 16 to 1024.
-    """
-    pair = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
-    good = isinstance(pair, (tuple, list)) and len(pair) == 2
-    if not good or not all(isinstance(n, int) and n in range(16, 1025, 16) for n in pair):
-        rule = "must be a multiple of 16 from 16 to 1024, or a pair (query rows, keys) of them"
-        raise MaskSpecError("BLOCK_SIZE", BLOCK_SIZE, rule)
-    return pair[0], pair[1]
 
 
 def table_shapes(

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions, flex_attention
 
+from maskgen.canonical import visible_cells
+
 KERNEL: FlexKernelOptions = {"BACKEND": "TRITON"}
 """The one kernel for every number of rows. Left to itself torch takes its decoding kernel below 128
 rows, whose only tile is the next power of two of rows x heads of a group: over 128 nothing fits a
@@ -62,5 +64,4 @@ def dense_mask(starts: Tensor, ends: Tensor, KV_LEN: int) -> Tensor:
         bool ``[B, H, Q_LEN, KV_LEN]``.
     """
     kv_idx = torch.arange(KV_LEN, dtype=torch.int32, device=starts.device)
-    inside = (kv_idx >= starts[..., None]) & (kv_idx < ends[..., None])
-    return inside.any(dim=2)
+    return visible_cells(starts, ends, kv_idx)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import cache
+from maskgen.buckets import BucketPlan
 from maskgen.entry import MaskEntry
 from maskgen.spec import MaskSpec, read_specs
 from runtime.config import Config, shaping_settings
@@ -74,7 +74,9 @@ def open_session(
             f"run's largest is {contexts[-1]}; {PREPARE}"
         )
     lengths = np.asarray(dataset.lengths, dtype=np.int64)
-    plan = StepPlan(lengths, bucket_of(lengths, contexts), train.global_batch, config.run.seed)
+    plan = StepPlan(
+        lengths, BucketPlan(contexts).buckets_of(lengths), train.global_batch, config.run.seed
+    )
     store = cache.open_store(config.cache)
     entries = load_buckets(
         store, {context: specs[context] for context in plan.contexts}, config_path
@@ -162,17 +164,6 @@ def run_specs(config: DFlashConfig) -> dict[int, MaskSpec]:
     if len(by_context) < len(ours):
         raise ConfigError("train.masks", name, "must have one entry for each context")
     return dict(sorted(by_context.items()))
-
-
-def bucket_of(lengths: NDArray[np.int64], contexts: tuple[int, ...]) -> NDArray[np.int64]:
-    """Smallest bucket of each sample.
-
-    Args:
-        lengths: Tokens of each sample, int ``[n]``, none over the largest bucket.
-        contexts: Buckets, ascending.
-    """
-    sizes = np.asarray(contexts, dtype=np.int64)
-    return sizes[np.searchsorted(sizes, lengths)]
 
 
 def shaping(config: Config, entries: Mapping[int, MaskEntry], dataset: Dataset) -> dict[str, Any]:

@@ -25,15 +25,14 @@ def test_bucket_counts_ragged_blocks_and_its_context():
 def test_a_length_takes_the_smallest_bucket_that_holds_it():
     plan = BucketPlan((512, 128, 128, 256))
     assert plan.contexts == (128, 256, 512)
-    assert [plan.bucket_for(n) for n in (1, 128, 129, 256, 257, 512)] == [
-        128, 128, 256, 256, 512, 512,
-    ]  # fmt: skip
+    lengths = [512, 1, 128, 129, 256, 257, 1]
+    assert plan.buckets_of(lengths).tolist() == [512, 128, 128, 256, 256, 512, 128]
 
 
 def test_a_length_beyond_the_largest_bucket_is_refused_with_both_numbers():
-    with pytest.raises(BucketOverflowError, match="513 tokens, the largest bucket holds 512") as e:
-        BucketPlan((128, 512)).bucket_for(513)
-    assert (e.value.length, e.value.largest) == (513, 512)
+    with pytest.raises(BucketOverflowError, match="600 tokens, the largest bucket holds 512") as e:
+        BucketPlan((128, 512)).buckets_of([513, 1, 600])
+    assert (e.value.length, e.value.largest) == (600, 512)
     assert isinstance(e.value, MaskgenError)
     assert isinstance(e.value, ValueError)
     assert e.value.exit_code == 1
@@ -135,15 +134,15 @@ def test_lengths_and_multiples_at_their_limits():
 def test_what_a_bucket_plan_refuses():
     for length in (0, -1):
         with pytest.raises(MaskSpecError) as caught:
-            BucketPlan((4,)).bucket_for(length)
-        assert str(caught.value) == f"length = {length}: must be at least 1"
+            BucketPlan((4,)).buckets_of([3, length])
+        assert str(caught.value) == f"lengths = {length}: must be integers, 1 to 2**30 tokens each"
     for lengths in ([], [0], [1.5]):
         with pytest.raises(MaskSpecError):
             BucketPlan((4,)).waste(lengths)
     with pytest.raises(MaskSpecError) as caught:
         BucketPlan((4, 0))
     assert str(caught.value) == "contexts = [4, 0]: must be lengths of at least 1"
-    assert BucketPlan((1,)).bucket_for(1) == 1
+    assert BucketPlan((1,)).buckets_of([1]).tolist() == [1]
     with pytest.raises(BucketOverflowError) as caught:
         BucketPlan((4, 8)).waste([3, 10, 12])
     assert (caught.value.length, caught.value.largest) == (12, 8)

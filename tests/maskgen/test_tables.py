@@ -124,7 +124,6 @@ def test_kinds_and_counts_are_read_back_from_the_tables(B):
     sums = dense.view(B, 1, 4, 32, 5, 16).sum((3, 5))
     kinds = (sums > 0).to(torch.uint8) + (sums == 512).to(torch.uint8)
     assert torch.equal(tables.block_kinds(), kinds)
-    assert torch.equal(tables.dense_blocks(), kinds > 0)
     counts = tables.counts()
     assert [counts.empty, counts.partial, counts.full] == kinds.view(-1).bincount().tolist()
 
@@ -297,7 +296,7 @@ def test_select_picks_masks_of_the_batch():
 
 @pytest.mark.parametrize("size", [0, 8, 24, 1040, (128,), (128, 128, 128), (16, 20), 128.0, "128"])
 def test_bad_block_sizes_are_refused(size):
-    with pytest.raises(MaskSpecError, match=r"BLOCK_SIZE = .* must be a multiple of 16 from 16"):
+    with pytest.raises(MaskSpecError, match=r"BLOCK_SIZE = .* must be one or two multiples of 16"):
         compile_mask(EMPTY_MASK, size)
 
 
