@@ -106,9 +106,10 @@ def test_what_cannot_be_written_is_told_before_it_is_read(packed, tmp_path, name
     assert caught.value.file == location
 
 
-def test_a_folder_of_any_name_is_read(store, tmp_path):
-    Path(store.location).rename(tmp_path / "masks")
-    assert cache.open_store(tmp_path / "masks").current == store.current
+@pytest.mark.parametrize("name", ["masks", "mzip", "m.zip.d", ".zip"])
+def test_a_folder_of_any_name_is_read(store, tmp_path, name):
+    Path(store.location).rename(tmp_path / name)
+    assert cache.open_store(tmp_path / name).current == store.current
 
 
 WRITES = {

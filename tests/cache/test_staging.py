@@ -246,6 +246,30 @@ def test_what_was_made_or_was_there_is_told_apart(tmp_path, monkeypatch):
         assert target.read_bytes() == b"one"
 
 
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_was_made_is_on_the_disk_and_its_name_after_it(tmp_path, monkeypatch, has_links):
+    if not has_links:
+        refusing(monkeypatch, os, "link", errno.EPERM)
+    target, fsync, synced = tmp_path / "zarr.json", os.fsync, []
+
+    def noting(descriptor):
+        found = os.fstat(descriptor)
+        synced.append((found.st_ino, found.st_size if target.exists() else None))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    with staging_folder(target) as staging:
+        create_file(target, b"bytes", staging)
+    inode, folder = target.stat().st_ino, tmp_path.stat().st_ino
+    assert (inode, None if has_links else 5) in synced
+    assert synced[-1][0] == folder
+    synced.clear()
+    with staging_folder(target) as staging:
+        replace_file(target, b"other", staging)
+    # The file before it has its name, the folder's names after it.
+    assert [found[0] for found in synced] == [target.stat().st_ino, folder]
+
+
 def test_a_file_that_another_one_put_there_meanwhile_is_not_taken_away(tmp_path, monkeypatch):
     target = tmp_path / "zarr.json"
     refusing(monkeypatch, os, "link", errno.EPERM)
