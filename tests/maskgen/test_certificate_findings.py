@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cache
-from maskgen import certificate
+from maskgen import certificate, compile_mask
 from maskgen.build import build
 from maskgen.certificate import certify, is_causal, rows_without_key, span_findings, table_findings
 from maskgen.entry import load_entry
@@ -114,6 +114,8 @@ def test_heads_of_a_large_mask_are_drawn_too(store):
     assert set(tiles[:, 0].tolist()) == {0, 1, 2}
     assert set(tiles[:, 1].tolist()) == {0, 1}
     assert tiles.max(0).values.tolist() == [2, 1, 62, 31]
+    # The ragged last tile is looked at in the last head.
+    assert tiles[-1].tolist() == [2, 1, 62, 31]
     assert len(tiles.unique(dim=0)) == len(tiles)
     # 24 rows are drawn, in each a tile of every kind that it has, and the last tile.
     assert 24 < len(tiles) <= 24 * 3 + 1
@@ -126,7 +128,7 @@ def test_heads_of_a_large_mask_are_drawn_too(store):
 def test_tiles_of_a_mask_that_is_one_for_all_heads():
     kinds = torch.tensor([[0, 1, 2], [1, 1, 1]], dtype=torch.uint8)[None, None]
     tiles = certificate._sampled_tiles((4, 5), kinds, "7" * 64)
-    assert tiles.max(0).values.tolist() == [3, 4, 1, 2]
+    assert tiles[-1].tolist() == [3, 4, 1, 2]
     assert len(set(tiles[:, 0].tolist())) == 4
     assert len(set(tiles[:, 1].tolist())) == 5
 
@@ -265,3 +267,35 @@ def test_tiles_are_evaluated_some_at_a_time(store, monkeypatch, cells):
         "spans: 1 of the cells compared differ from the formula, "
         "first (b, h, q, kv) = (1, 2, 39, 39)",
     )
+
+
+def test_order_and_cells_of_one_mask_are_both_told(store):
+    entry = load_entry(store, "causal/q100-kv100")
+    starts, ends = (
+        torch.nn.functional.pad(side, (0, 0, 0, 1), value=5)
+        for side in (entry.spans.starts, entry.spans.ends)
+    )
+    ends[0, 0, 0, 40] -= 1
+    wrong = dataclasses.replace(entry, _spans=RowIntervals(starts, ends, 100))
+    assert certify(wrong).findings == (
+        "spans: an empty span is not (0, 0), first in row (0, 0, 0)",
+        "spans: 1 of the cells compared differ from the formula, "
+        "first (b, h, q, kv) = (0, 0, 40, 40)",
+    )
+
+
+def test_every_fault_of_a_drawn_batch_is_told(store, monkeypatch):
+    entry = load_entry(store, "data/q40-kv50")
+
+    def damaged(spans, BLOCK_SIZE):
+        tables = compile_mask(spans, BLOCK_SIZE)
+        # Of every block row the first column is left out, and the transposes still list it.
+        counts = (tables.kv_num_blocks - 1).clamp(min=0)
+        return dataclasses.replace(
+            tables, kv_num_blocks=counts, kv_indices=tables.kv_indices.roll(-1, -1)
+        )
+
+    monkeypatch.setattr(certificate, "compile_mask", damaged)
+    findings = certify(entry).findings
+    assert any(re.match("drawn batch: tables: block .* is listed as ", each) for each in findings)
+    assert any(re.match("drawn batch: q_num_blocks: must list as many", each) for each in findings)
