@@ -305,3 +305,30 @@ def test_a_store_is_made_with_the_folders_around_it_or_not_at_all(tmp_path, monk
     (tmp_path / "unmounted").mkdir()
     cache.open_store(link, writable=True).check_writable()
     assert list((tmp_path / "unmounted").iterdir()) == []
+
+
+def test_what_goes_as_it_is_looked_at_does_not_stand(store, ids, monkeypatch):
+    first, second = ids
+    findings = writer.findings_of
+
+    def removing(source, version):
+        shutil.rmtree(Path(store.location, first), ignore_errors=True)
+        return findings(source, version)
+
+    monkeypatch.setattr(writer, "findings_of", removing)
+    assert not store.writer().stands(first)
+    assert store.writer().stands(second)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EROFS])
+def test_a_version_that_cannot_be_made_young_stands_all_the_same(store, ids, monkeypatch, number):
+    """It may be another user's."""
+
+    def refuse(path, *_arguments, **_options):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    for version in ids:
+        assert store.writer().stands(version)
+        assert store.use(version) == version
+        assert cache.open_store(store.location).current == version

@@ -107,6 +107,20 @@ def test_what_cannot_be_opened_is_told_without_its_cause(monkeypatch):
     assert "hidden" not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.parametrize("protocol", ["sftp", "ssh", "ftp", "s3", "http", "memory"])
+def test_the_silence_of_an_ssh_server_is_bounded(monkeypatch, place, protocol):
+    seen = []
+
+    def opened(url, **options):
+        seen.append(options)
+        return Files(), place
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", opened)
+    url_source(f"{protocol}:/{place}")
+    bounded = {"timeout": 30, "channel_timeout": 30}
+    assert seen == [bounded if protocol in ("sftp", "ssh") else {}]
+
+
 def test_a_listing_from_before_is_dropped_when_a_url_is_opened(monkeypatch, place):
     files = Files()
     monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url, **options: (files, place))
