@@ -343,3 +343,27 @@ def test_a_certificate_of_a_wrong_mask_says_so_below_its_count(tmp_path, monkeyp
     ]
     told = json.loads(run("build", file, "--json", "--cache", tmp_path / "n" / "n.zarr").stdout)
     assert [made["findings"] for made in told["certificates"]] == [["one", "two"], []]
+
+
+def test_deep_verification_keeps_what_the_digests_found(tmp_path):
+    file, where = tmp_path / "run.toml", tmp_path / "m.zarr"
+    write_config(file, ENTRIES[:2], where)
+    assert run("build", file).exit_code == 0
+    (chunk,) = where.glob("*/spans/c/0")
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.write_bytes(content)
+    plain, deep = (
+        json.loads(run("verify", *options, "--json", "--config", file).stdout)["findings"]
+        for options in ([], ["--deep"])
+    )
+    assert plain
+    assert deep[: len(plain)] == plain
+    assert {finding["entry"] for finding in deep[len(plain) :]} == {
+        "causal/q40-kv72",
+        "causal/q64-kv64",
+        "packed/q20-kv20",
+    }
+    lines = run("verify", "--deep", "--config", file).stdout.splitlines()
+    assert len(lines) == len(deep) + 1
+    assert lines[-1].endswith(f": {len(deep)} differences")

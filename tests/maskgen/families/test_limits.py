@@ -214,6 +214,18 @@ LIMITS = [
         "window = 0: must be at least 1",
     ),
     (
+        "document", 4, 4,
+        {"doc_offsets": [[0, 2, 4], [0, 4, 4]], "inner": "prefix_lm", "doc_prefix_lens": [1, 1]},
+        {"doc_offsets": [[0, 2, 4], [0, 4, 4]], "inner": "prefix_lm", "doc_prefix_lens": [1]},
+        "doc_prefix_lens = [1, 1]: must name a prefix for each of the 2 documents",
+    ),
+    (
+        "document", 4, 4,
+        {**IDS, "doc_ids": [[0, 0, -1, -1]], "doc_prefix_lens": [1]},
+        {**IDS, "doc_ids": [[0, 0, -1, 1]], "doc_prefix_lens": [1]},
+        "doc_prefix_lens = [1, 1]: must name a prefix for each of the 2 documents",
+    ),
+    (
         "dflash", 4, 9, {**DFLASH, "n_valid": [0, 2]}, {**DFLASH, "n_valid": [0, 3]},
         "n_valid = 3: each must be 0 to 2, the draft blocks",
     ),
