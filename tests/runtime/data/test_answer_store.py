@@ -1,5 +1,10 @@
+import fcntl
+import hashlib
 import json
+import os
 import random
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -122,3 +127,160 @@ def test_a_store_that_cannot_be_read_is_refused(tmp_path):
     store(tmp_path).path.mkdir()
     with pytest.raises(DatasetError, match=r"cannot be read .*another folder"):
         store(tmp_path).find([[1]], [1])
+
+
+def test_a_line_is_as_documented(tmp_path):
+    kept = store(tmp_path, "ab" * 32, "bfloat16")
+    kept.add([[1, 2], []], [answer(2, True), answer(0, False)])
+    assert kept.path == tmp_path / f"{'ab' * 32}-bfloat16.jsonl"
+    (line,) = kept.path.read_bytes().splitlines(keepends=True)
+    assert line.endswith(b"\n")
+    found = json.loads(line)
+    prompts = [hashlib.sha256(text).hexdigest() for text in (b"[1, 2]", b"[]")]
+    answers = [
+        {"prompt": prompts[0], "tokens": [100, 101], "ended": True},
+        {"prompt": prompts[1], "tokens": [], "ended": False},
+    ]
+    whole = json.dumps(["ab" * 32, "bfloat16", answers], sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(whole.encode()).hexdigest()
+    assert found == {"format": 1, "sha256": digest, "answers": answers}
+
+
+def test_of_two_answers_that_serve_the_first_kept_is_taken(tmp_path):
+    """So that what is found does not depend on who asked meanwhile."""
+    kept = store(tmp_path)
+    for tokens in ([1, 2, 3], [4, 5, 6]):
+        kept.add([[7]], [Answer(token_ids=tokens, ended=True)])
+    assert kept.find([[7]], [3])[0].token_ids == [1, 2, 3]
+
+
+def test_all_answers_of_a_batch_and_of_all_batches_are_found(tmp_path):
+    kept = store(tmp_path)
+    for first in (0, 3, 6):
+        prompts = [[first + i] for i in range(3)]
+        kept.add(prompts, [answer(first + i + 1, True) for i in range(3)])
+    found = kept.find([[8 - i] for i in range(9)], [9] * 9)
+    assert found == {i: answer(9 - i, True) for i in range(9)}
+    with pytest.raises(ValueError, match="zip"):
+        kept.add([[1], [2]], [answer(1, True)])
+
+
+def test_a_line_is_added_with_the_lock_in_one_write_and_is_on_the_disk(tmp_path, monkeypatch):
+    kept, done = store(tmp_path), []
+    real = {"flock": fcntl.flock, "write": os.write, "fsync": os.fsync}
+
+    def flock(stream, kind):
+        done.append(("flock", kind))
+        real["flock"](stream, kind)
+
+    def write(descriptor, data):
+        done.append(("write", len(data)))
+        return real["write"](descriptor, data)
+
+    def fsync(descriptor):
+        done.append(("fsync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        real["fsync"](descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "fsync", fsync)
+    sizes = [0]
+    for prompt in range(2):
+        kept.add([[prompt]], [answer(3, True)])
+        sizes.append(kept.path.stat().st_size)
+    expected = [
+        ("flock", fcntl.LOCK_EX),
+        ("write", sizes[1]),
+        ("fsync", str(kept.path)),
+        ("fsync", str(tmp_path)),
+        ("flock", fcntl.LOCK_EX),
+        ("write", sizes[2] - sizes[1]),
+        ("fsync", str(kept.path)),
+    ]
+    assert done == expected, "the name once, the content each time"
+
+
+def test_writers_wait_for_each_other(tmp_path):
+    kept = store(tmp_path)
+    kept.add([[0]], [answer(1, True)])
+    with kept.path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        adding = threading.Thread(target=kept.add, args=([[1]], [answer(1, True)]), daemon=True)
+        adding.start()
+        adding.join(0.2)
+        assert adding.is_alive()
+    adding.join(10)
+    assert len(kept.find([[0], [1]], [1, 1])) == 2
+
+
+def test_without_locks_answers_are_kept_all_the_same(tmp_path, monkeypatch):
+    def refuse(*_arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    store(tmp_path).add([[1]], [answer(2, True)])
+    assert store(tmp_path).find([[1]], [2])
+
+
+def test_what_a_write_left_out_is_written_again_as_a_line_of_its_own(tmp_path, monkeypatch, capsys):
+    kept, write, sizes = store(tmp_path), os.write, iter([10, 20])
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: next(sizes, None)]))
+    kept.add([[1]], [answer(3, True)])
+    monkeypatch.undo()
+    kept.add([[2]], [answer(2, True)])
+    assert kept.find([[1], [2]], [3, 3]) == {0: answer(3, True), 1: answer(2, True)}
+    assert (
+        f"{kept.path}: 2 lines cannot be used, the first is line 1 (damaged); what they kept"
+        in (capsys.readouterr().err)
+    )
+
+
+def test_blank_lines_are_none_and_lines_are_numbered_with_them(tmp_path, capsys):
+    kept = store(tmp_path)
+    kept.add([[1]], [answer(3, True)])
+    kept.path.write_bytes(b"\n \n" + kept.path.read_bytes() + b"\n")
+    assert len(kept.find([[1]], [3])) == 1
+    assert capsys.readouterr().err == ""
+    kept.path.write_bytes(kept.path.read_bytes() + b'{"format": 2}\ntorn\n')
+    assert len(kept.find([[1]], [3])) == 1
+    assert capsys.readouterr().err == (
+        f"{kept.path}: 2 lines cannot be used, the first is line 5 (of format 2, not 1); what they "
+        "kept is answered again\n"
+    )
+
+
+def test_trying_writes_nothing_and_torn_lines_stay_as_they_are(tmp_path):
+    kept = store(tmp_path / "new")
+    kept.check_writable()
+    assert kept.path.read_bytes() == b""
+    kept.path.write_bytes(b"torn")
+    kept.check_writable()
+    assert kept.path.read_bytes() == b"torn"
+
+
+def test_no_file_stays_open(tmp_path):
+    kept = store(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        kept.add([[1]], [answer(3, True)])
+        kept.find([[1]], [3])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_was_said_and_what_helps(tmp_path):
+    (tmp_path / "file").write_text("")
+    refused = store(tmp_path / "file")
+    for call in (refused.check_writable, lambda: refused.add([[1]], [answer(1, True)])):
+        with pytest.raises(DatasetError) as caught:
+            call()
+        assert str(caught.value) == (
+            f"{refused.path} must take the answers (File exists); make room, or set [data] answers "
+            "to a folder that can be written"
+        )
+    store(tmp_path).path.mkdir()
+    with pytest.raises(DatasetError) as caught:
+        store(tmp_path).find([[1]], [1])
+    assert str(caught.value) == (
+        f"{store(tmp_path).path} cannot be read (Is a directory); set [data] answers to another "
+        "folder"
+    )
