@@ -29,7 +29,7 @@ from maskgen.intervals import RowIntervals
 from maskgen.mask_mod import from_mask_mod
 from maskgen.named_family import get_family
 from maskgen.named_function import imported_source, load_function
-from maskgen.progress import Progress
+from maskgen.progress import OnItem
 from maskgen.spec import MaskSpec
 from maskgen.summary import BuildReport, EntrySummary, mask_summary
 from maskgen.tables import BlockTables
@@ -47,7 +47,7 @@ def build(
     specs: Sequence[MaskSpec],
     store: Store,
     *,
-    progress: Progress | None = None,
+    progress: OnItem | None = None,
     make_current: bool = True,
     notice: Notice = warn,
 ) -> BuildReport:

@@ -17,7 +17,7 @@ from cache.causes import naming
 from maskgen.entry import MaskEntry, parse_entry
 from maskgen.listing import human_bytes, optional
 from maskgen.picture import COLOURS, NAMES, entry_kinds, png_bytes
-from maskgen.progress import Progress
+from maskgen.progress import OnItem
 from maskgen.summary import EntrySummary, entry_summary
 
 PICTURE_PIXELS = 256
@@ -98,7 +98,7 @@ def html_report(
     *,
     heads: int,
     head_dim: int,
-    progress: Progress | None = None,
+    progress: OnItem | None = None,
 ) -> str:
     """Write the report of a version.
 

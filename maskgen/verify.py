@@ -13,7 +13,7 @@ from maskgen.checks import checked_int
 from maskgen.entry import MaskEntry, check_size, parse_entry
 from maskgen.errors import MaskgenError
 from maskgen.named_family import find_family, load_family
-from maskgen.progress import Progress
+from maskgen.progress import OnItem
 from maskgen.spec import MaskSpec
 
 
@@ -39,7 +39,7 @@ def verify_deep(
     version: str | None = None,
     *,
     run_functions: bool = False,
-    progress: Progress | None = None,
+    progress: OnItem | None = None,
 ) -> list[Difference]:
     """Check every entry as the build did, build it again from its spec, and compare.
 

@@ -12,7 +12,7 @@ from cache.atomic import replace_file, staging_folder
 from cache.errors import StoreWriteError
 from maskgen.certificate import Certificate, certify
 from maskgen.entry import load_entry
-from maskgen.progress import Progress
+from maskgen.progress import OnItem
 from maskgen.spec import MaskSpec
 
 CERTIFICATE_FORMAT = 2
@@ -23,7 +23,7 @@ def certify_version(
     store: Store,
     version: str,
     *,
-    progress: Progress | None = None,
+    progress: OnItem | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> list[Certificate]:
     """Check the entries of a version that have no certificate yet, and keep what was found.

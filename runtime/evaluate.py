@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import click
 
 from maskgen.border import after_result
+from maskgen.progress import Progress, say
 from runtime.dflash.scores import DrafterScore, EvaluationResult, Mismatch
 from runtime.options import Command, config_options, devices_option, overriding
-from runtime.progress import Progress, say
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Dataset

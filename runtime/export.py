@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from maskgen.progress import say
 from runtime.options import Command, config_options, overriding
-from runtime.progress import say
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from maskgen.progress import say
 from runtime.options import Command, devices_option
-from runtime.progress import say
 
 if TYPE_CHECKING:
     from runtime.dflash.speculate import DraftSession

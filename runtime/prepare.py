@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from maskgen.progress import say
 from runtime.options import Command, config_options, devices_option, overriding
-from runtime.progress import say
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Sample

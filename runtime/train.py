@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from maskgen.border import after_result
+from maskgen.progress import say
 from maskgen.runfile import with_run_file
 from runtime.options import Command, config_options, devices_option, overriding
-from runtime.progress import say
 
 if TYPE_CHECKING:
     from torch import Tensor

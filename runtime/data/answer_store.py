@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from cache.atomic import sync_folder
+from maskgen.progress import say
 from runtime.data.answers import Answer
 from runtime.errors import DatasetError
 from runtime.files.sealed import json_digest
-from runtime.progress import say
 
 FORMAT = 1
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from runtime.progress import Progress
+from maskgen.progress import Progress
 from runtime.target.model import Target
 
 FORWARD_TOKENS = 1024

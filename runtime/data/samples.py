@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskgen.progress import Progress, say
 from runtime.config import DataConfig
 from runtime.data.answer_store import AnswerStore
 from runtime.data.answers import Answer, answer_all, distinct_share, step_count
 from runtime.data.dataset import Sample
 from runtime.data.features import features_of, is_finite, scale_of
 from runtime.errors import SampleTooLongError
-from runtime.progress import Progress, say
 from runtime.prompts.conversation import Skipped, check_messages
 from runtime.prompts.counts import Counts, shown
 from runtime.prompts.records import Record

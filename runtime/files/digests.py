@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cache.atomic import replace_file, staging_folder
 from cache.digest import sha256_hex
-from runtime.progress import Progress
+from maskgen.progress import Progress
 
 PART = 1 << 24
 """Bytes read at once."""

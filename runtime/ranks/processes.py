@@ -16,8 +16,8 @@ from typing import Any
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
+from maskgen.progress import say
 from runtime.errors import BrokenCollectiveError, ConfigError, WorkerError, first_line
-from runtime.progress import say
 from runtime.ranks.awake import wait_until
 from runtime.ranks.meeting import JOIN_S, ask, look, meet
 from runtime.ranks.pulse import Pulse

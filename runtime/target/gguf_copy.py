@@ -16,10 +16,10 @@ import torch
 
 from cache.atomic import move_folder, staging_folder, temp_prefix
 from cache.causes import naming
+from maskgen.progress import say
 from runtime.errors import TargetNotFoundError
 from runtime.files.digests import user_cache
 from runtime.files.lock import folder_lock
-from runtime.progress import say
 from runtime.target.files import TargetFiles
 from runtime.target.reader import quiet_transformers, read_model, read_outline
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from cache.atomic import move_folder, staging_folder, temp_prefix
 from cache.causes import naming, why
+from maskgen.progress import say
 from runtime.errors import CheckpointError, LaterFormatError
-from runtime.progress import say
 from runtime.training.saved_state import Checkpoint, folder_name, read_checkpoint, write_checkpoint
 
 R = TypeVar("R")

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from cache.atomic import replace_file, staging_folder
 from cache.causes import naming
-from runtime.progress import say
+from maskgen.progress import say
 
 METRICS_FILE = "metrics.jsonl"
 DRAWN = ("loss", "tau_forced")

@@ -6,7 +6,7 @@ from typing import Any
 
 from cache.causes import naming
 from maskgen.faults import told
-from runtime.progress import say
+from maskgen.progress import say
 from runtime.training.metrics import METRICS_FILE, read_metrics
 
 PICTURE_FILE = "metrics.png"

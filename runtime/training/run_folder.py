@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from cache.address import without_secrets_in
+from maskgen.progress import say
 from runtime.config import Config, shaping_settings
 from runtime.dflash.folder import is_of
 from runtime.errors import ConfigError, TrainingError
 from runtime.export import export_checkpoint, run_of
 from runtime.files.sealed import DamagedError, read_sealed, write_sealed
-from runtime.progress import say
 from runtime.training.checkpoint import has_checkpoints, newest_good, own_checkpoints
 from runtime.training.differences import told_differences
 from runtime.training.inputs import Session

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from maskgen.progress import say
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.dflash.capabilities import Request, check_request
@@ -13,7 +14,6 @@ from runtime.dflash.initialise import drafter_config, made_up
 from runtime.dflash.objective import FrozenTarget
 from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError, DatasetError
-from runtime.progress import say
 from runtime.ranks.devices import Placement, place
 from runtime.target.files import find_target
 from runtime.target.model import Target, outline_target

@@ -139,6 +139,7 @@ def test_what_is_shown_is_what_is_left_to_read(tmp_path, reads, monkeypatch, cap
     sha256_of_files(paths[:1])
     monkeypatch.setattr(digests, "SHOWN_FROM", 1000)
     monkeypatch.setattr(digests, "PART", 100)
+    monkeypatch.setattr("maskgen.progress.LINE_INTERVAL_S", 0)
     assert sha256_of_files(paths) == [plain(path.read_bytes()) for path in paths]
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" (")[0] for line in lines] == [
