@@ -229,3 +229,37 @@ def test_lengths_are_required(size):
 def test_a_builtin_is_refused_as_any_other_function(builtin):
     with pytest.raises(MaskSpecError, match="mask_mod = "):
         maskgen.from_mask_mod(builtin, None, None, 4, 4)
+
+
+@pytest.mark.parametrize("KV_LEN", [1, 7, 40])
+def test_a_budget_of_just_one_row_is_enough(KV_LEN):
+    mask_mod = lambda b, h, q, kv: (q >= kv) & (kv >= b) & (kv + h != q)  # noqa: E731
+    size = {"Q_LEN": 11, "KV_LEN": KV_LEN}
+    found = from_mask_mod(mask_mod, 2, 2, **size, budget_bytes=32 * KV_LEN)
+    assert torch.equal(found.dense(), create_mask(mask_mod, 2, 2, 11, KV_LEN, device="cpu"))
+    with pytest.raises(MaskSpecError) as caught:
+        from_mask_mod(mask_mod, 2, 2, **size, budget_bytes=32 * KV_LEN - 1)
+    rule = f"one row of KV_LEN={KV_LEN} takes {32 * KV_LEN} bytes"
+    assert str(caught.value) == f"budget_bytes = {32 * KV_LEN - 1}: {rule}"
+
+
+def test_a_mask_mod_that_is_refused_is_named():
+    def wrong(b, h, q, kv):
+        return q - kv
+
+    with pytest.raises(MaskSpecError) as caught:
+        from_mask_mod(wrong, Q_LEN=3, KV_LEN=4)
+    assert caught.value.value == wrong.__qualname__
+    assert caught.value.rule == (
+        "must return one boolean a cell, not torch.int64 of shape (1, 1, 3, 4) for cells of shape "
+        "(1, 1, 3, 4)"
+    )
+
+
+def test_the_row_over_the_limit_is_that_of_its_batch_and_head():
+    def late(b, h, q, kv):
+        return (kv % 2 == 0) & (q == 5) & (b == 1) & (h == 2)
+
+    with pytest.raises(UnsupportedMaskError) as caught:
+        from_mask_mod(late, 2, 3, Q_LEN=9, KV_LEN=70, budget_bytes=4 * 70 * 32)
+    assert (caught.value.row, caught.value.count, caught.value.limit) == ((1, 2, 5), 35, 32)
