@@ -8,7 +8,7 @@ _IN_TEXT = re.compile(r"\b[A-Za-z][\w+.-]*://[^\s'\"<>`]*[^\s'\"<>`;:,.)]")
 
 
 def is_url(location: str) -> bool:
-    """Tell whether ``location`` is a URL rather than a path."""
+    """Return whether ``location`` is a URL rather than a path."""
     return "://" in location
 
 

@@ -30,7 +30,7 @@ GONE = "gone-"
 
 
 IsLeft = Callable[[BaseException], bool]
-"""Tells whether a folder stays after an error of the block that worked in it."""
+"""Returns whether a folder stays after an error of the block that worked in it."""
 
 
 def never(_: BaseException) -> bool:
@@ -45,7 +45,7 @@ def temp_prefix(target: Path) -> str:
 
 @contextlib.contextmanager
 def staging_folder(target: Path) -> Iterator[Path]:
-    """Give a fresh folder beside ``target`` and remove it, with what is left in it, at the end.
+    """Yield a fresh folder beside ``target`` and remove it, with what is left in it, at the end.
 
     What killed ones have left of the same ``target`` is removed first.
 
@@ -93,7 +93,7 @@ def discard(folder: Path, prefix: str) -> None:
 
 @contextlib.contextmanager
 def own_folder(parent: Path, prefix: str, is_left: IsLeft = never) -> Iterator[Path]:
-    """Give a fresh folder with a name of its own, and remove it at the end.
+    """Yield a fresh folder with a name of its own, and remove it at the end.
 
     It is touched as long as the block works, so that whoever sweeps by age leaves it alone.
 

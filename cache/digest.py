@@ -37,23 +37,6 @@ def canonical_json(obj: object) -> bytes:
     return _dump(obj)
 
 
-def parse_canonical(data: bytes) -> Json:
-    """Read JSON that must stand in the canonical form.
-
-    Args:
-        data: The text; the caller bounds its length.
-
-    Returns:
-        The value; ``check_json`` judges nulls, long integers and depth in it.
-
-    Raises:
-        ValueError: As ``parse_json`` and ``check_canonical``.
-    """
-    value = parse_json(data)
-    check_canonical(value, data)
-    return value
-
-
 def check_canonical(value: Json, data: bytes) -> None:
     """Check that ``data``, from which ``value`` was read, is in the canonical form.
 
@@ -125,7 +108,7 @@ _PLAIN = frozenset({int, str, bool, list, dict})
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Tell at once, a level at a time, that there is nothing to refuse; False tells nothing."""
+    """Return True where nothing is to be refused, found a level at a time; False says nothing."""
     level = [value]
     for _ in range(depth, MAX_DEPTH + 1):
         if not _PLAIN.issuperset(map(type, level)):

@@ -31,7 +31,7 @@ _NAME = re.compile(r"(?!\.+(/|\Z))[A-Za-z0-9._-]+(/(?!\.+(/|\Z))[A-Za-z0-9._-]+)
 
 
 def is_name(text: object) -> bool:
-    """Tell whether ``text`` may name an entry or an array.
+    """Return whether ``text`` may name an entry or an array.
 
     Parts of letters, digits, dot, underscore and hyphen joined by ``/``, none of them ``.`` or
     ``..``, at most ``MAX_NAME_LENGTH`` characters in all: safe as a relative file name anywhere.

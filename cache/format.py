@@ -42,7 +42,7 @@ _ROOT_REMEDY = "Delete this one file, then pull, unpack or build: the versions b
 
 
 def is_version_id(text: str) -> bool:
-    """Tell whether ``text`` is 64 lower-case hexadecimal digits."""
+    """Return whether ``text`` is 64 lower-case hexadecimal digits."""
     return _ID.fullmatch(text) is not None
 
 

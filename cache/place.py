@@ -32,7 +32,7 @@ def followed(path: Path) -> Path:
 
 @contextlib.contextmanager
 def stage(folder: Path, label: str = "", is_left: IsLeft = never) -> Iterator[Path]:
-    """Give a folder from which versions are renamed into a store, which was tried; then remove it.
+    """Yield a folder from which versions are renamed into a store, which was tried; then remove it.
 
     It stands beside the store, where no reader of it looks. Only where nothing can be renamed from
     there (the store is a mount point, or the folder around it cannot be written) it stands inside.

@@ -67,7 +67,7 @@ def open_and_load(source: Source, version_id: str) -> "tuple[VersionReader, dict
     """Read a version and all of its entries; chunks are decoded as the manifest is checked.
 
     Returns:
-        The reader, and what its ``load_all`` gives.
+        The reader, and what its ``load_all`` returns.
 
     Raises:
         VersionNotFoundError: There is no such version.

@@ -27,7 +27,7 @@ class Sections:
     def decode_ahead(self, pool: Executor) -> None:
         """Read the first chunk of each section, and decode it in ``pool``.
 
-        What is wrong is left to ``values``, which meets it again and tells.
+        What is wrong is left to ``values``, which meets it again and reports it.
         """
         for section in SECTIONS:
             if self.grids[section].count:

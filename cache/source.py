@@ -54,7 +54,7 @@ class Source(Protocol):
     def strangers(self) -> list[str]:
         """Return, sorted, the names of what stands in the root and is no part of the format.
 
-        An id without a document is one of them; a store that cannot list tells of none.
+        An id without a document is one of them; a store that cannot list reports none.
 
         Raises:
             StoreReadError: The root cannot be read.
@@ -130,7 +130,7 @@ class FolderSource:
 
 
 def may_exist(path: Path) -> bool:
-    """Tell whether something is there, or cannot be looked at: another user's may be."""
+    """Return whether something is there, or cannot be looked at: another user's may be."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -158,7 +158,7 @@ def read_part(source: Source, key: str, limit: int) -> bytes:
     if data is not None:
         return data
     version = key.split("/", 1)[0]
-    # A gc moves a version away as one folder, so that its document tells this from damage.
+    # A gc moves a version away as one folder, so that its document shows whether this is damage.
     if source.read(version_key(version), MAX_DOCUMENT_BYTES) is None:
         raise VersionRemovedError(version, source.name(key))
     # A publish may have put the version back between the two reads.

@@ -47,9 +47,9 @@ class RemoteWriter:
         return None if document is None else parse_root(document, self.source.name(ROOT_KEY))
 
     def holds(self, key: str, data: bytes) -> bool:
-        """Tell whether the file is there, as long as ``data`` and with its last four bytes.
+        """Return whether the file is there, as long as ``data`` and with its last four bytes.
 
-        A chunk ends in the CRC-32C of all that is before it, so its last bytes tell it from
+        A chunk ends in the CRC-32C of all that is before it, so its last bytes differ from those of
         others; documents are short and compared whole.
         """
         path = self.source.path(key)

@@ -163,7 +163,7 @@ class StoreWriter:
         return None if document is None else parse_root(document, self.source.name(ROOT_KEY))
 
     def stands(self, version: str, *, replaceable: bool = False) -> bool:
-        """Tell whether a sound version is there; a gc counts its age from now.
+        """Return whether a sound version is there; a gc counts its age from now.
 
         Args:
             version: An id.
@@ -227,7 +227,7 @@ class StoreWriter:
 
     @contextlib.contextmanager
     def staging(self, label: str = "", is_left: IsLeft = never) -> Iterator[Path]:
-        """Give a staging folder; an error of the system leaves the store as it was.
+        """Yield a staging folder; an error of the system leaves the store as it was.
 
         Raises:
             StoreWriteError: The disk refuses.

@@ -39,7 +39,7 @@ Notice = Callable[[str], None]
 
 
 def warn(message: str) -> None:
-    """Give a notice as a RuntimeWarning, which Python writes to stderr."""
+    """Issue a notice as a RuntimeWarning, which Python writes to stderr."""
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 

@@ -167,7 +167,7 @@ def is_causal(spans: RowIntervals) -> bool:
 
 
 def _drawn(entry: MaskEntry) -> MaskEntry:
-    """Give a parametric entry the mask of a batch that its spec's digest draws."""
+    """Return a parametric entry with the mask of a batch that its spec's digest draws."""
     spec = entry.spec
     family, static = get_family(spec.family), spec.family_params
     # Fewer where one of them is large already.

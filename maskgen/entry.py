@@ -81,7 +81,7 @@ class MaskEntry:
         return self._tables
 
     def chosen_mask_mod(self, device: torch.device | str | None = None) -> MaskMod | None:
-        """Give the mask_mod for ``to_block_mask``; None for the one that reads ``spans``.
+        """Return the mask_mod for ``to_block_mask``; None for the one that reads ``spans``.
 
         Args:
             device: Where the attention runs; the CPU by default.

@@ -117,7 +117,7 @@ class Copies:
         return self._known[digest]
 
 
-def held(specs: Sequence[MaskSpec], store: Store, refusal: StoreWriteError) -> BuildReport:
+def already_built(specs: Sequence[MaskSpec], store: Store, refusal: StoreWriteError) -> BuildReport:
     """Report on the version of a cache that cannot be written, if it needs no build.
 
     The entries are read, which verifies them, as a build's copies are; functions are not evaluated.

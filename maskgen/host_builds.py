@@ -14,7 +14,7 @@ _callbacks: tuple[Callable[[str], None], ...] = ()
 
 
 def announce(what: str) -> None:
-    """Tell everybody who watches that ``what`` is about to build a mask.
+    """Call everybody who watches: ``what`` is about to build a mask.
 
     Args:
         what: Name of the public function that was called.

@@ -116,7 +116,7 @@ def save_picture(path: str | Path, entry: MaskEntry, kinds: Kinds) -> None:
 
     Args:
         path: File to write.
-        entry: What the title and the axes tell of.
+        entry: What the title and the axes are of.
         kinds: The entry's blocks, from ``entry_kinds``.
 
     Raises:

@@ -79,7 +79,7 @@ def bucket_padding(contexts: Sequence[int]) -> list[tuple[int, int, float]]:
     """Return for each bucket (length, shortest sample in it, share of padding).
 
     The share is over samples of evenly spread lengths, from just above the next smaller bucket;
-    ``maskgen plan`` gives it for the lengths of a data set.
+    ``maskgen plan`` prints it for the lengths of a data set.
 
     Args:
         contexts: Bucket lengths, in tokens.

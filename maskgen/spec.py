@@ -138,7 +138,7 @@ class MaskSpec:
 
     @classmethod
     def from_json(cls, name: str, record: Mapping[str, Any]) -> "MaskSpec":
-        """Read back what ``to_json`` gave; the record may come from an untrusted cache.
+        """Read back what ``to_json`` returned; the record may come from an untrusted cache.
 
         Raises:
             MaskSpecError: A field is missing, unknown, or of another type or range.

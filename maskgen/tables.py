@@ -217,7 +217,7 @@ class BlockTables:
         KV_LEN: int,
         BLOCK_SIZE: int | tuple[int, int],
     ) -> "BlockTables":
-        """Tables from what ``pack`` gave, on the CPU.
+        """Tables from what ``pack`` returned, on the CPU.
 
         Raises:
             MaskSpecError: A size breaks its rule.

@@ -42,7 +42,7 @@ def build(
     """
     from cache.errors import StoreWriteError
     from maskgen.build import build as build_masks
-    from maskgen.holdings import held
+    from maskgen.holdings import already_built
     from maskgen.spec import read_specs
     from maskgen.version_certificates import certify_version
 
@@ -59,7 +59,7 @@ def build(
         if error.errno not in _READ_ONLY:
             raise
         store = _opened(place, error)
-        report = held(specs, store, error)
+        report = already_built(specs, store, error)
         read_only = True
         click.echo(
             f"{store.location} is read-only and holds every mask of {place.run_file}", err=True

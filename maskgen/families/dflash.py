@@ -104,7 +104,7 @@ def dflash(
 
 
 def _rule(layer: str, in_block: str, convention: str) -> SlidingRule:
-    """Give the rule of a layer; a full layer is a sliding one without bounds."""
+    """Return the rule of a layer; a full layer is a sliding one without bounds."""
     rule = SLIDING_RULES[convention]
     if layer == "full":
         rule = SlidingRule(moves=False, causal=False, within_block=False)

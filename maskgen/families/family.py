@@ -141,7 +141,7 @@ class Family:
     def mask_mod(
         self, Q_LEN: int, KV_LEN: int, *, device: torch.device | str | None = None, **params: Any
     ) -> MaskMod:
-        """Give the formula as a mask_mod that captures ints and tensors of the device only.
+        """Return the formula as a mask_mod that captures ints and tensors of the device only.
 
         The tensors hold what the runtime parameters say now. Call this within a captured step,
         as it needs no host sync, and they follow each batch.
@@ -155,7 +155,7 @@ class Family:
     def chosen_mask_mod(
         self, spans: RowIntervals, device: torch.device | str | None = None, **params: Any
     ) -> MaskMod | None:
-        """Give the formula where it is the faster mask_mod of the compiled attention.
+        """Return the formula where it is the faster mask_mod of the compiled attention.
 
         For ``to_block_mask``, which takes None for the mask_mod that reads the spans.
 
@@ -229,7 +229,7 @@ class Family:
     def intervals(
         self, Q_LEN: int, KV_LEN: int, *, device: torch.device | str | None = None, **params: Any
     ) -> RowIntervals:
-        """Check the parameters and give the mask in canonical form.
+        """Check the parameters and return the mask in canonical form.
 
         Raises:
             MaskSpecError: A length or value breaks its rule, or a name is unknown.

@@ -1,4 +1,4 @@
-"""What a family is told: static parameters from a spec, and runtime parameters from a batch.
+"""What a family takes: static parameters from a spec, and runtime parameters from a batch.
 
 Every value is checked here as it was given, wide, before anything is cast to int32.
 """
@@ -119,7 +119,7 @@ class RuntimeParam:
         return self._batched(torch.from_numpy(np.asarray(values.astype(np.int32))))
 
     def tensor(self, value: Any, device: torch.device) -> Tensor:
-        """Give the value as an int32 tensor with its batch dimension, narrowing nothing unseen.
+        """Return the value as an int32 tensor with its batch dimension, narrowing nothing unseen.
 
         A tensor whose dtype fits int32 is taken as it is: no host sync, so this runs inside a
         captured graph. Anything else is checked, which a wider tensor on a GPU cannot be.

@@ -12,7 +12,7 @@ from maskgen.build import build, build_entry, layout_params, spec_spans
 from maskgen.errors import MaskSpecError
 from maskgen.families import families
 from maskgen.families.dflash_layouts import dflash_layouts
-from maskgen.holdings import Copies, entries_by_spec, find_version, held, readable_versions
+from maskgen.holdings import Copies, already_built, entries_by_spec, find_version, readable_versions
 from maskgen.spec import read_specs
 from maskgen.verify import Difference, verify_deep
 
@@ -248,7 +248,7 @@ def refusal():
 def test_a_cache_that_cannot_be_written_reports_on_the_version_that_it_has(store):
     old = build(specs_of(CAUSAL, DRAFT), store).version
     build(specs_of(FULL), store)
-    report = held(specs_of(DRAFT, CAUSAL), store, refusal())
+    report = already_built(specs_of(DRAFT, CAUSAL), store, refusal())
     assert report.version == old
     assert [row.name for row in report.rows] == [
         "draft/ctx24",
@@ -264,13 +264,13 @@ def test_a_cache_that_cannot_be_written_reports_on_the_version_that_it_has(store
 def test_a_cache_that_cannot_be_written_and_lacks_masks_names_them(store, tmp_path):
     build(specs_of(CAUSAL, DRAFT), store)
     with pytest.raises(StoreWriteError) as caught:
-        held(specs_of({**DRAFT, "draws": 3}, CAUSAL, FULL), store, refusal())
+        already_built(specs_of({**DRAFT, "draws": 3}, CAUSAL, FULL), store, refusal())
     assert str(caught.value) == (
         "there cannot be written: no; it lacks draft/ctx24, full/q40-kv50, as the config has it"
     )
     assert (caught.value.file, caught.value.errno) == ("there", 30)
     empty = cache.open_store(tmp_path / "e.zarr", writable=True)
     with pytest.raises(StoreWriteError, match="there cannot be written: no; ") as caught:
-        held(specs_of(FULL), empty, refusal())
+        already_built(specs_of(FULL), empty, refusal())
     assert isinstance(caught.value.__cause__, VersionNotFoundError)
     assert str(caught.value.__cause__) in str(caught.value)
