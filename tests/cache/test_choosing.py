@@ -332,3 +332,19 @@ def test_a_version_that_cannot_be_made_young_stands_all_the_same(store, ids, mon
         assert store.writer().stands(version)
         assert store.use(version) == version
         assert cache.open_store(store.location).current == version
+
+
+def test_a_root_that_cannot_be_written_is_named(store, ids, monkeypatch):
+    root = f"{store.location}/zarr.json"
+
+    def refuse(*_arguments, **_options):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(StoreWriteError) as caught:
+        store.use(ids[0])
+    assert str(caught.value) == (
+        f"cannot write {root}: Input/output error; nothing was changed; see that its disk or mount "
+        "is sound, then run it again"
+    )
+    assert (caught.value.file, caught.value.errno) == (root, errno.EIO)

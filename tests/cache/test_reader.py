@@ -1,6 +1,7 @@
 """What a version's reader reads, how often, by how many, and what it names."""
 
 import dataclasses
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -164,6 +165,22 @@ def test_as_many_threads_help_as_there_is_work_for(
         loaded = VersionReader(store.source, store.version()).load_all(pool)
         assert pool.handed == handed
     assert list(loaded) == sorted(made.name for made in layouts(count, rows))
+
+
+def test_no_more_threads_than_cores_and_no_more_than_four():
+    """With the caller's own."""
+    assert min(4, os.cpu_count() or 1) == 1 + reader._MAX_HELPERS
+
+
+def test_a_manifest_is_read_up_to_its_limit(files, monkeypatch):
+    found, version = files
+    size = len(version.document)
+    for limit in (size, size + 1):
+        monkeypatch.setattr(reader, "MAX_DOCUMENT_BYTES", limit)
+        assert reader.read_version(DictSource(found), version.id).id == version.id
+    monkeypatch.setattr(reader, "MAX_DOCUMENT_BYTES", size - 1)
+    with pytest.raises(DamagedEntryError, match="longer than it can be"):
+        reader.read_version(DictSource(found), version.id)
 
 
 def test_threads_end_with_the_load(tmp_path):

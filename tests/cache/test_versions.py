@@ -7,6 +7,7 @@ import pytest
 
 import cache
 from cache.errors import DamagedEntryError, EntryNotFoundError, VersionNotFoundError
+from cache.reader import open_and_load
 from tests.cache.samples import DictSource, entries, entry, files_of, published
 
 
@@ -247,3 +248,17 @@ def test_a_name_is_near_whose_letters_are_half_the_same(tmp_path):
         with pytest.raises(EntryNotFoundError) as caught:
             store.load(asked)
         assert caught.value.nearest == nearest
+
+
+def test_who_was_outrun_by_another_thread_shares_what_it_loaded(store, monkeypatch):
+    loading, outrun = cache.open_store(store.location), []
+
+    def slow(source, version_id):
+        found = open_and_load(source, version_id)
+        outrun.append(loading.load("causal/q4"))
+        return found
+
+    monkeypatch.setattr("cache.store.open_and_load", slow)
+    everything = loading.load_all()
+    assert everything["causal/q4"] is outrun[0]
+    assert loading.load("causal/q8") is everything["causal/q8"]
