@@ -1,9 +1,13 @@
 """Frames of masks at their limits, refusals word for word, and masks of batches and heads."""
 
+import sys
+
 import pytest
 import torch
 
+import maskgen
 from maskgen import (
+    BackendUnavailableError,
     BlockTables,
     MaskSpecError,
     RowIntervals,
@@ -237,8 +241,7 @@ def test_block_sizes_at_their_limits():
     assert compile_mask(mask_of(dense)).BLOCK_SIZE == (128, 128)
     assert BlockTables.empty(Q_LEN=4, KV_LEN=4).BLOCK_SIZE == (128, 128)
     assert refusal(lambda: compile_mask(mask_of(dense), (16, 1040))) == (
-        "BLOCK_SIZE = (16, 1040): "
-        "must be a multiple of 16 from 16 to 1024, or a pair (query rows, keys) of them"
+        "BLOCK_SIZE = (16, 1040): must be one or two multiples of 16 up to 1024"
     )
 
 
@@ -276,3 +279,77 @@ def test_buffers_take_the_tables_of_each_batch_row_and_head():
     mask_mod = spans_mask_mod(mask.starts, mask.ends)
     b, h, q, kv = torch.meshgrid(*map(torch.arange, dense.shape), indexing="ij")
     assert torch.equal(mask_mod(b, h, q, kv), dense)
+
+
+@pytest.mark.parametrize("field", ["B", "H", "Q_LEN", "KV_LEN"])
+def test_buffers_have_at_least_one_of_everything(field):
+    size = {"B": 1, "H": 1, "Q_LEN": 1, "KV_LEN": 1}
+    assert BlockTables.empty(**size).counts().total == 1
+    for value in (0, 2**31):
+        assert refusal(lambda value=value: BlockTables.empty(**{**size, field: value})) == (
+            f"{field} = {value}: must be at least 1 and below 2**31"
+        )
+
+
+def test_blocks_are_counted_over_batch_and_heads():
+    size = {"Q_LEN": 2**19, "KV_LEN": 2**19, "BLOCK_SIZE": 16, "device": "meta"}
+    assert BlockTables.empty(**size).kv_indices.numel() == 2**30
+    for more in ({"B": 2}, {"H": 2}):
+        assert refusal(lambda more=more: BlockTables.empty(**size, **more)) == (
+            "blocks = 2147483648: "
+            "B * H * R * C must be below 2**31 (kernels index in 32 bits): use larger blocks"
+        )
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "message"),
+    [
+        (
+            torch.zeros(2, 3, 1, 40).int(),
+            torch.zeros(2, 3, 1, 40),
+            "ends = ((2, 3, 1, 40), torch.float32): must be contiguous int32 [B, H, K, Q_LEN]",
+        ),
+        (
+            torch.zeros(2, 3, 1, 40).int(),
+            torch.zeros(2, 3, 2, 40).int(),
+            "ends.shape = (2, 3, 2, 40): must equal the shape of starts, (2, 3, 1, 40)",
+        ),
+        (
+            torch.zeros(3, 3, 1, 40).int(),
+            torch.zeros(3, 3, 1, 40).int(),
+            "starts.shape = (3, 3, 1, 40): "
+            "must be [B, H, K, Q_LEN] with B, H, Q_LEN of the tables, (2, 3, 40)",
+        ),
+        (
+            torch.zeros(2, 3, 1, 40).int(),
+            torch.zeros(2, 1, 1, 40).int(),
+            "ends.shape = (2, 1, 1, 40): "
+            "must be [B, H, K, Q_LEN] with B, H, Q_LEN of the tables, (2, 3, 40)",
+        ),
+        (
+            torch.zeros(2, 3, 1, 41).int(),
+            torch.zeros(2, 3, 1, 41).int(),
+            "starts.shape = (2, 3, 1, 41): "
+            "must be [B, H, K, Q_LEN] with B, H, Q_LEN of the tables, (2, 3, 40)",
+        ),
+    ],
+)
+def test_spans_of_other_buffers_are_named(starts, ends, message):
+    tables = BlockTables.empty(B=2, H=3, Q_LEN=40, KV_LEN=30, BLOCK_SIZE=16)
+    assert refusal(lambda: tables_into(tables, starts, ends)) == message
+
+
+def test_a_kernel_needs_triton_and_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "maskgen.kernels", raising=False)
+    monkeypatch.delattr(maskgen, "kernels", raising=False)
+    tables = BlockTables.empty(Q_LEN=16, KV_LEN=16, BLOCK_SIZE=16)
+    spans = torch.zeros(1, 1, 1, 16, dtype=torch.int32)
+    # The host builder is what the CPU takes.
+    tables_into(tables, spans, spans + 1)
+    assert tables.kv_num_blocks.tolist() == [[[1]]]
+    with pytest.raises(BackendUnavailableError) as caught:
+        tables_into(tables, spans, spans, impl="triton")
+    assert str(caught.value) == (
+        "tables_into on a GPU needs triton, which is not installed: pip install 'triton>=3.6'"
+    )

@@ -103,7 +103,9 @@ def test_where_the_cache_is(file):
     )
 
 
-@pytest.mark.parametrize("value", ["plain", "", "3", "true", "[1]", "'q'", "a b", 'say "é"', "1.5"])
+@pytest.mark.parametrize(
+    "value", ["plain", "", "3", "true", "[1]", "'q'", "a b", 'say "é"', "1.5", "'😀'"]
+)
 def test_what_sets_a_text_is_read_back_as_that_text(file, value):
     given = setting("run.name", value)
     assert given.startswith("run.name=")

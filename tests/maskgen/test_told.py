@@ -50,7 +50,10 @@ def test_our_errors_are_their_own_message_and_notes():
 
 
 def test_lines_are_joined():
-    assert told(MaskgenError("one  \n\n  two\r\nthree")) == "one two three"
+    error = MaskgenError("one  \n\n  two\r\nthree")
+    assert told(error) == "one two three"
+    error.add_note("in\n  two lines")
+    assert told(error) == "one two three (in two lines)"
 
 
 @pytest.mark.parametrize(
@@ -183,6 +186,9 @@ def verb(fail, number):
         raise click.Abort
     if fail == "interrupt":
         raise KeyboardInterrupt
+    if fail == "neither":
+        with after_result(lambda: click.no_such_name):
+            raise MaskgenError("not written")
     if fail == "both":
         with after_result(lambda: click.echo("shown")):
             raise MaskgenError("not written")
@@ -202,6 +208,7 @@ def verb(fail, number):
         (["--fail", "exit"], 7, "", ""),
         (["--fail", "abort"], 1, "", "Aborted!\n"),
         (["--fail", "interrupt"], 130, "", "stopped by SIGINT\n"),
+        (["--fail", "neither"], 1, "", "Error: not written\n"),
         (["--fail", "both"], 1, "shown\n", "Error: not written (the result stands above)\n"),
     ],
 )

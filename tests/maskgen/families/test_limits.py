@@ -319,6 +319,11 @@ def test_spans_of_a_batch_up_to_what_int32_addresses():
         full.check(2**30, 4, {"lengths": [1, 2]})
     rule = "batch x spans a row x Q_LEN must be at most 2**31 - 1, found 2147483648"
     assert str(caught.value) == f"Q_LEN = 1073741824: {rule}"
+    # Whichever of the parameters has the batch.
+    for anchors, n_valid in (([[1]] * 2, [1]), ([[1]], [1, 1])):
+        given = {"draft_block_size": 2**29, "anchors": anchors, "n_valid": n_valid}
+        with pytest.raises(MaskSpecError, match="found 2147483648"):
+            families["dflash"].check(2**29, 2**29 + 4, given)
 
 
 @pytest.mark.parametrize("value", [-(2**30), -1, 0, 2**30])
