@@ -6,7 +6,7 @@ runs.
 
 import click
 
-from maskgen import verbs_masks, verbs_versions
+from maskgen import verbs_build, verbs_masks, verbs_versions
 
 
 @click.group(context_settings={"show_default": True})
@@ -17,5 +17,5 @@ def main() -> None:
     """
 
 
-for verb in (*verbs_masks.VERBS, *verbs_versions.VERBS):
+for verb in (*verbs_build.VERBS, *verbs_masks.VERBS, *verbs_versions.VERBS):
     main.add_command(verb)

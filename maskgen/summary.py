@@ -1,11 +1,12 @@
 """What the tables of ``build``, ``list`` and ``report`` say of an entry. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cache import EntryInfo
 from maskgen.checks import checked_int
+from maskgen.listing import human_bytes, optional, text_table
 from maskgen.spec import MaskSpec
 
 
@@ -95,3 +96,39 @@ class BuildReport:
     """Id of the published version."""
     rows: tuple[EntrySummary, ...]
     """One row an entry, in the order of the specs."""
+
+
+def summary_table(rows: Sequence[EntrySummary], *, built: bool) -> str:
+    """Return the table that a verb prints.
+
+    Args:
+        rows: One an entry.
+        built: Whether they were built or copied now, and the time is a column.
+    """
+    titles = ["name", "kind", "Q_LEN", "KV_LEN", "BLOCK_SIZE"]
+    titles += ["full", "partial", "empty", "sparsity", "bytes"]
+    cells = [
+        [
+            row.name,
+            row.kind,
+            str(row.Q_LEN),
+            str(row.KV_LEN),
+            "x".join(map(str, row.BLOCK_SIZE)),
+            optional(row.full),
+            optional(row.partial),
+            optional(row.empty),
+            optional(row.sparsity, "{:.1f}%"),
+            human_bytes(row.bytes),
+        ]
+        for row in rows
+    ]
+    if built:
+        titles.append("build ms")
+        for row, line in zip(rows, cells, strict=True):
+            line.append("copied" if row.reused else f"{row.build_ms:.1f}")
+    table = text_table(titles, cells)
+    counted = [row for row in rows if row.sparsity is not None]
+    if counted and not any(row.full or row.empty for row in counted):
+        table += "\nsparsity 0.0%: at lengths of so few blocks each one is needed in part; longer "
+        table += "masks have blocks to skip"
+    return table

@@ -1,97 +1,18 @@
-"""Verbs about masks: build, list, show, report, verify, plan."""
+"""Verbs about masks that are built: list, show, report, verify; and plan."""
 
-import errno
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from maskgen.border import Command, after_result
-from maskgen.listing import echo_json, human_bytes, optional, text_table
+from maskgen.border import Command
+from maskgen.listing import echo_json, text_table
 from maskgen.options import DIFFERENCE_FOUND, Place, json_option, store_options, version_option
 from maskgen.progress import show_progress
 
 if TYPE_CHECKING:
-    from cache import Finding, Store
-    from cache.errors import StoreWriteError
-    from maskgen.certificate import Certificate
-    from maskgen.summary import EntrySummary
+    from cache import Finding
     from maskgen.verify import Difference
-
-_READ_ONLY = (None, errno.EROFS, errno.EACCES, errno.EPERM)
-"""Error numbers of a write that no room on the disk would help; None where none was tried."""
-
-
-@click.command(cls=Command)
-@click.argument("config", type=click.Path(), required=False)
-@store_options
-@click.option(
-    "--certify/--no-certify",
-    default=True,
-    help="Compare new entries with their formulas before the version becomes current.",
-)
-@json_option
-@click.pass_context
-def build(
-    ctx: click.Context, config: str | None, place: Place, certify: bool, as_json: bool
-) -> None:
-    """Build the masks of a run file into the cache: make what is missing, copy the rest, publish.
-
-    CONFIG is the same as --config CONFIG.
-    """
-    from cache.errors import StoreWriteError
-    from maskgen.build import build as build_masks
-    from maskgen.holdings import already_built
-    from maskgen.spec import read_specs
-    from maskgen.version_certificates import certify_version
-
-    place = place.naming(config)
-    specs = read_specs(place.document)
-    read_only = False
-    try:
-        store = place.open(writable=True)
-        with show_progress("build") as progress:
-            report = build_masks(
-                specs, store, progress=progress, make_current=False, notice=_echo_notice
-            )
-    except StoreWriteError as error:
-        if error.errno not in _READ_ONLY:
-            raise
-        store = _opened(place, error)
-        report = already_built(specs, store, error)
-        read_only = True
-        click.echo(
-            f"{store.location} is read-only and holds every mask of {place.run_file}", err=True
-        )
-        evaluated = ", ".join(spec.name for spec in specs if spec.is_code)
-        if evaluated:
-            click.echo(f"functions were not evaluated again: {evaluated}", err=True)
-    certificates: list[Certificate] = []
-    if certify and not read_only:
-        with show_progress("certify") as progress:
-            certificates = certify_version(
-                store, report.version, progress=progress, notice=_echo_notice
-            )
-    failed = [certificate for certificate in certificates if certificate.findings]
-
-    def show() -> None:
-        if as_json:
-            entries = [asdict(row) for row in report.rows]
-            made = [asdict(certificate) for certificate in certificates]
-            echo_json({"version": report.version, "entries": entries, "certificates": made})
-        else:
-            click.echo(_rows_table(report.rows, built=True))
-            _echo_certificates(certificates)
-
-    with after_result(show):
-        if not failed and not read_only:
-            store.use(report.version)
-    if not as_json:
-        state = "is current in" if report.version == store.current else "is not made current in"
-        click.echo(f"version {report.version[:16]} {state} {store.location}")
-    if failed:
-        ctx.exit(DIFFERENCE_FOUND)
 
 
 @click.command("list", cls=Command)
@@ -104,7 +25,7 @@ def list_entries(place: Place, version: str | None, as_json: bool) -> None:
     An entry that another maskgen wrote and this one cannot read is named with the reason.
     """
     from maskgen.errors import MaskSpecError
-    from maskgen.summary import entry_summary
+    from maskgen.summary import entry_summary, summary_table
 
     store = place.open()
     chosen = store.version(place.version(store, version))
@@ -121,7 +42,7 @@ def list_entries(place: Place, version: str | None, as_json: bool) -> None:
     if as_json:
         echo_json({"version": chosen.id, "entries": entries})
         return
-    click.echo(_rows_table(rows, built=False))
+    click.echo(summary_table(rows, built=False))
     click.echo(f"version {chosen.id[:16]}")
 
 
@@ -292,69 +213,4 @@ def plan(data: str, max_buckets: int, multiple: int, as_json: bool) -> None:
     click.echo(f"context = {list(chosen.contexts)}")
 
 
-def _opened(place: Place, refusal: "StoreWriteError") -> "Store":
-    """Open for reading what cannot be written; where no cache is, the refusal says so."""
-    from cache.errors import StoreNotFoundError, StoreWriteError
-
-    try:
-        return place.open()
-    except StoreNotFoundError as error:
-        message = f"{refusal}; no cache is there yet"
-        raise StoreWriteError(refusal.file, message, refusal.errno) from error
-
-
-def _echo_notice(message: str) -> None:
-    click.echo(f"Warning: {message}", err=True)
-
-
-def _rows_table(rows: "Sequence[EntrySummary]", *, built: bool) -> str:
-    titles = ["name", "kind", "Q_LEN", "KV_LEN", "BLOCK_SIZE"]
-    titles += ["full", "partial", "empty", "sparsity", "bytes"]
-    cells = [
-        [
-            row.name,
-            row.kind,
-            str(row.Q_LEN),
-            str(row.KV_LEN),
-            "x".join(map(str, row.BLOCK_SIZE)),
-            optional(row.full),
-            optional(row.partial),
-            optional(row.empty),
-            optional(row.sparsity, "{:.1f}%"),
-            human_bytes(row.bytes),
-        ]
-        for row in rows
-    ]
-    if built:
-        titles.append("build ms")
-        for row, line in zip(rows, cells, strict=True):
-            line.append("copied" if row.reused else f"{row.build_ms:.1f}")
-    table = text_table(titles, cells)
-    counted = [row for row in rows if row.sparsity is not None]
-    if counted and not any(row.full or row.empty for row in counted):
-        table += "\nsparsity 0.0%: at lengths of so few blocks each one is needed in part; longer "
-        table += "masks have blocks to skip"
-    return table
-
-
-def _echo_certificates(certificates: "Sequence[Certificate]") -> None:
-    if not certificates:
-        return
-    cells = sum(certificate.compared_cells for certificate in certificates)
-    total_ms = sum(certificate.compare_ms for certificate in certificates)
-    click.echo(
-        f"certificate: {len(certificates)} new entries, {cells} cells compared with their formulas "
-        f"in {total_ms:.0f} ms (not part of build ms)"
-    )
-    for certificate in certificates:
-        if certificate.rows_without_key:
-            first = ", ".join(map(str, certificate.first_rows_without_key))
-            click.echo(
-                f"  {certificate.name}: {certificate.rows_without_key} rows see no key, "
-                f"first (b, h, q): {first}"
-            )
-        for finding in certificate.findings:
-            click.echo(f"  {certificate.name}: WRONG, {finding}")
-
-
-VERBS: tuple[click.Command, ...] = (build, list_entries, show, report, verify, plan)
+VERBS: tuple[click.Command, ...] = (list_entries, show, report, verify, plan)

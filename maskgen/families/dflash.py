@@ -4,8 +4,8 @@ Rows are N draft blocks of Bs slots; columns are S context tokens, then the same
 Legend: B batch, N draft blocks, S context tokens, Bs slots of a draft block, W window.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,37 +14,13 @@ from maskgen.checks import MAX_LENGTH
 from maskgen.errors import MaskSpecError
 from maskgen.families.after_context import AfterContext
 from maskgen.families.dflash_layouts import LAYOUTS
+from maskgen.families.dflash_rules import SLIDING_RULES, layer_rule
 from maskgen.families.draw import Draw
 from maskgen.families.family import Family, MaskMod, Spans
 from maskgen.families.params import Param, RuntimeParam
 from maskgen.families.segments import DOC_IDS, check_documents, segments_of
 from maskgen.families.spans import rows, stack_spans
 from maskgen.intervals import RowIntervals
-
-
-@dataclass(frozen=True)
-class SlidingRule:
-    """How one code base reads "sliding window" in a DFlash layer."""
-
-    moves: bool
-    """The context's lower bound moves with the slot: ``anchor + slot - (W - 1)``, else
-    ``anchor - W``."""
-    causal: bool
-    """A slot sees only itself and the slots before it in its block."""
-    within_block: bool
-    """The window also bounds the slots of the own block."""
-
-
-SLIDING_RULES: Final = {
-    "specforge": SlidingRule(moves=True, causal=True, within_block=False),
-    "speculators": SlidingRule(moves=False, causal=True, within_block=False),
-    "speculators_non_causal": SlidingRule(moves=False, causal=False, within_block=False),
-    "modelopt": SlidingRule(moves=True, causal=False, within_block=False),
-    "nemo": SlidingRule(moves=True, causal=False, within_block=False),
-    "sglang": SlidingRule(moves=True, causal=True, within_block=True),
-    "vllm": SlidingRule(moves=True, causal=True, within_block=True),
-}
-"""The sliding conventions by the name of the code that has them."""
 
 
 def dflash(
@@ -103,16 +79,6 @@ def dflash(
     )
 
 
-def _rule(layer: str, in_block: str, convention: str) -> SlidingRule:
-    """Return the rule of a layer; a full layer is a sliding one without bounds."""
-    rule = SLIDING_RULES[convention]
-    if layer == "full":
-        rule = SlidingRule(moves=False, causal=False, within_block=False)
-    if in_block == "default":
-        return rule
-    return SlidingRule(rule.moves, in_block == "causal", rule.within_block)
-
-
 def _contexts(
     anchors: Tensor, n_valid: Tensor | None, doc_ids: Tensor | None, S: int
 ) -> tuple[Tensor, Tensor]:
@@ -146,7 +112,7 @@ def _spans(
     doc_ids: Tensor | None,
 ) -> Spans:
     S = KV_LEN - Q_LEN
-    rule = _rule(layer, in_block, convention)
+    rule = layer_rule(layer, in_block, convention)
     row = rows(Q_LEN, device)
     block = row // draft_block_size
     slot = row % draft_block_size
@@ -177,7 +143,7 @@ def _mask_mod(
     doc_ids: Tensor | None,
 ) -> MaskMod:
     S = KV_LEN - Q_LEN
-    rule = _rule(layer, in_block, convention)
+    rule = layer_rule(layer, in_block, convention)
     first, last = _contexts(anchors, n_valid, doc_ids, S)
     batched = int(last.shape[0] > 1)
     top = Q_LEN // draft_block_size - 1
@@ -220,7 +186,7 @@ def _check(Q_LEN: int, KV_LEN: int, params: dict[str, Any]) -> None:
     if params["layer"] == "full" and params["window"] is not None:
         rule = "is of sliding layers only; set layer = 'sliding'"
         raise MaskSpecError("window", params["window"], rule)
-    order = _rule(params["layer"], params["in_block"], params["convention"])
+    order = layer_rule(params["layer"], params["in_block"], params["convention"])
     if order.within_block and not order.causal and params["window"] < slots:
         rule = (
             f"must be at least draft_block_size = {slots}: convention {params['convention']!r} "
