@@ -93,3 +93,95 @@ def test_reasoning_of_a_user_and_blank_reasoning_are_nothing():
 def test_weights(weight, kept):
     messages = [*talk((U, "a")), {"role": A, "content": "b", "weight": weight}]
     assert check_messages(messages)[1] == {"role": A, "content": "b", **kept}
+
+
+@pytest.mark.parametrize("role", ["developer", "function", "tool"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_roles_of_the_field_that_nothing_here_handles_are_named(role, place):
+    messages = talk((U, "a"), (A, "b"), (U, "c"))
+    messages[place]["role"] = role
+    with pytest.raises(Skipped, match=f"^role {role}$"):
+        check_messages(messages)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"content": None}, "no content"),
+        ({"content": 7}, "content that is not text"),
+        ({"role": None}, "no role"),
+        ({"role": "User"}, "unknown role"),
+        ({"tool_calls": [1]}, "tool calls"),
+        ({"function_call": "x"}, "tool calls"),
+    ],
+)
+def test_any_message_of_a_conversation_may_be_the_odd_one(place, change, reason):
+    messages = talk((S, "s"), (U, "a"), (A, "b"), (U, "c"))
+    messages[place] |= change
+    with pytest.raises(Skipped, match=f"^{reason}$"):
+        check_messages(messages)
+
+
+def test_calls_that_are_none_are_passed_over():
+    messages = talk((U, "a"), (A, "b"))
+    messages[1] |= {"tool_calls": [], "function_call": None}
+    assert check_messages(messages) == talk((U, "a"), (A, "b"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (talk((U, "a"), (A, "b"), (U, "c"), (U, "d")), "two turns of one role"),
+        (talk((S, "s"), (U, "a"), (A, "b"), (A, "c")), "two turns of one role"),
+        (talk((U, "a"), (A, "b"), (S, "c")), "system message not first"),
+        (talk((S, "s"), (S, "s")), "system message not first"),
+    ],
+)
+def test_turns_further_on_are_looked_at_too(messages, reason):
+    with pytest.raises(Skipped, match=f"^{reason}$"):
+        check_messages(messages)
+
+
+def test_the_first_reasoning_that_is_given_is_taken():
+    for given, kept in (
+        ({"reasoning_content": "1", "reasoning": "2", "thinking": "3"}, "1"),
+        ({"reasoning": "2", "thinking": "3"}, "2"),
+        ({"reasoning_content": None, "thinking": "3"}, "3"),
+        ({"reasoning_content": " so \n"}, " so \n"),
+    ):
+        messages = talk((U, "a"), (A, "b"))
+        messages[1] |= given
+        assert check_messages(messages)[1]["reasoning"] == kept
+
+
+def test_content_is_kept_as_it_is_and_parts_of_other_types_are_no_text():
+    assert check_messages(talk((U, "  a \n"))) == talk((U, "  a \n"))
+    for part in ({"type": "image_url", "text": "x"}, {"text": "x"}, {"type": "audio"}, [], 3):
+        with pytest.raises(Skipped, match=r"^content that is not text$"):
+            check_messages([{"role": U, "content": ["a", part]}])
+
+
+@pytest.mark.parametrize("weight", [2, -1, "0", "1", 0.5, {}])
+def test_weights_that_are_none(weight):
+    messages = talk((U, "a"), (A, "b"))
+    messages[1]["weight"] = weight
+    with pytest.raises(Skipped, match=r"^weight is neither 0 nor 1$"):
+        check_messages(messages)
+    # Only of answers it is read.
+    messages = talk((U, "a"), (A, "b"))
+    messages[0]["weight"] = weight
+    assert check_messages(messages) == talk((U, "a"), (A, "b"))
+
+
+def test_a_false_weight_is_none_at_all():
+    messages = talk((U, "a"), (A, "b"))
+    messages[1]["weight"] = False
+    assert check_messages(messages)[1] == {"role": A, "content": "b", "weight": 0}
+
+
+def test_what_is_skipped_says_its_reason_and_what_another_program_said():
+    plain, detailed = Skipped("no role"), Skipped("refused", "KeyError: 'x'")
+    assert (str(plain), plain.reason, plain.detail) == ("no role", "no role", "")
+    assert str(detailed) == "refused (KeyError: 'x')"
+    assert (detailed.reason, detailed.detail) == ("refused", "KeyError: 'x'")

@@ -1,3 +1,5 @@
+import gzip
+import hashlib
 import json
 import os
 
@@ -239,3 +241,121 @@ def test_a_file_that_cannot_be_read_is_told_before_any_is_taken_apart(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.parquet.*found Parquet.*JSON Lines \(pandas"):
         read_records(files, counts)
     assert not counts.dropped
+
+
+@pytest.mark.parametrize(
+    ("line", "detail"),
+    [
+        (b'{"text": "a", "id": 1}', "found keys text, id"),
+        (b"{}", "found no keys"),
+        (b"[1]", "found a list"),
+        (b'"a"', "found a text"),
+        (b"true", "found true or false"),
+        (b"null", "found null"),
+        (b"3.5", "found a number"),
+        (b'{"prompt": 7}', "found a number"),
+        (b'{"prompt": {"a": 1, "b": 2}}', "found keys a, b"),
+        (b'{"prompt": "a", "answer": {}}', "found no keys"),
+        (b'{"prompt": "a", "completion": "b", "response": "c", "answer": "d"}',
+         "found completion and response and answer"),
+        (b'{"prompt": "a", "response": "b", "answer": "c"}', "found response and answer"),
+        (b'{"' + b"k" * 60 + b'": 1}', "found keys " + "k" * 37 + "..."),
+        (b'{"prompt": "\\ud800"}', "half a surrogate pair"),
+    ],
+)  # fmt: skip
+def test_what_was_found_in_place_of_a_record_is_told(tmp_path, line, detail):
+    _, counts, path = read(tmp_path, line + b'\n{"prompt": "a"}\n')
+    ((place,),) = counts.places.values()
+    assert place == f"{path}:1 ({detail})"
+
+
+@pytest.mark.parametrize("deep", [32, 33])
+def test_messages_may_be_so_deep_and_no_deeper(tmp_path, deep):
+    """``messages`` itself is level 0."""
+    value = b'{"messages": ' + b"[" * deep + b"1" + b"]" * deep + b"}"
+    records, counts, _ = read(tmp_path, value)
+    assert len(records) == (deep == 32)
+    assert counts.dropped == ({} if deep == 32 else {"nested too deeply": 1})
+
+
+def test_depth_counts_objects_too_and_other_keys_do_not_matter(tmp_path):
+    value = b'{"id": ' + b"[" * 60 + b"]" * 60 + b', "prompt": "a"}'
+    assert len(read(tmp_path, value)[0]) == 1
+    value = b'{"messages": ' + b'{"a": ' * 33 + b"1" + b"}" * 34
+    assert read(tmp_path, value)[1].dropped == {"nested too deeply": 1}
+
+
+def test_messages_win_over_a_prompt_beside_them(tmp_path):
+    talk = [{"role": "user", "content": "why?"}]
+    line = json.dumps({"prompt": "other", "messages": talk, "answer": "no"}).encode()
+    records, counts, _ = read(tmp_path, line)
+    assert records[0].messages == talk
+    assert counts.noted == {"key not read: prompt": 1, "key not read: answer": 1}
+
+
+@pytest.mark.parametrize("key", ["completion", "response", "answer"])
+def test_an_answer_that_is_null_is_asked_for_and_an_empty_one_is_none(tmp_path, key):
+    records, counts, _ = read(tmp_path, json.dumps({"prompt": "a", key: None}).encode())
+    assert records[0].messages == [{"role": "user", "content": "a"}]
+    assert not counts.noted
+    for empty in ("", " ", []):
+        records, counts, _ = read(tmp_path, json.dumps({"prompt": "a", key: empty}).encode())
+        assert counts.dropped == {"empty answer": 1}
+
+
+def test_texts_are_kept_with_their_blanks(tmp_path):
+    records, _, _ = read(tmp_path, json.dumps({"prompt": " a\n", "answer": "\tb "}).encode())
+    assert [message["content"] for message in records[0].messages] == [" a\n", "\tb "]
+
+
+def test_a_prompt_of_several_turns_and_an_answer_of_several(tmp_path):
+    turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    more = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
+    records, _, _ = read(tmp_path, json.dumps({"prompt": turns, "completion": more}).encode())
+    assert records[0].messages == [*turns, *more]
+
+
+def test_files_keep_their_bytes_their_digest_and_their_place(tmp_path):
+    paths = [tmp_path / name for name in "abc"]
+    for i, path in enumerate(paths):
+        path.write_bytes(gzip.compress(b'{"prompt": "%d"}\n{"prompt": ""}\n' % i))
+    files = open_prompts(map(str, paths))
+    assert [file.path for file in files] == paths
+    assert [file.content for file in files] == [path.read_bytes() for path in paths]
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    assert [file.sha256 for file in files] == digests
+    counts = Counts()
+    records = read_records(files, counts)
+    assert [(record.file, record.source) for record in records] == [
+        (i, f"{path}:1") for i, path in enumerate(paths)
+    ]
+    assert counts.places == {"empty prompt": [f"{path}:2" for path in paths]}
+
+
+def test_what_is_said_of_files_that_cannot_be_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "data").write_bytes(b"PAR1")
+    (tmp_path / "good").write_bytes(b'{"prompt": "a"}\n')
+    for name, rule in (
+        (".", "is a folder; name the files in it"),
+        ("pipe", "is a pipe or device; write it to a file"),
+        ("none", "must be a readable file (No such file or directory)"),
+        ("x" * 300, "must be a readable file (File name too long)"),
+    ):
+        path = tmp_path / name
+        with pytest.raises(ConfigError) as caught:
+            open_prompts([tmp_path / "good", path])
+        assert str(caught.value) == f"data.prompts = {str(path)!r}: {rule}"
+    files = open_prompts([tmp_path / "good", tmp_path / "data"])
+    with pytest.raises(ConfigError) as caught:
+        read_records(files, Counts())
+    assert str(caught.value).startswith(
+        f"data.prompts = {str(tmp_path / 'data')!r}: must be JSON Lines, a JSON array or plain "
+        "text, each as it is or gzipped, found Parquet, which is not read; write its rows as JSON"
+    )
+    assert (caught.value.field, caught.value.value) == ("data.prompts", str(tmp_path / "data"))
+
+
+def test_a_text_of_blanks_alone_is_an_empty_file(tmp_path):
+    _, counts, path = read(tmp_path, "\u2003\n\u3000\n".encode(), "book")
+    assert counts.places == {"empty file": [str(path)]}

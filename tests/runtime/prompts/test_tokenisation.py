@@ -75,3 +75,41 @@ def test_common_length():
     assert common_length("abc", "abd") == 2
     assert common_length("abc", "ab") == common_length("ab", "abc") == 2
     assert common_length([], [1]) == common_length("x", "y") == 0
+
+
+def test_common_length_of_what_is_equal_and_of_lists():
+    assert common_length("abc", "abc") == 3
+    assert common_length("", "") == common_length("", "a") == 0
+    assert common_length([1, 2, 3, 9], [1, 2, 4, 9]) == 2
+    assert common_length([1, 2], [1, 2, 3]) == common_length([1, 2, 3], [1, 2]) == 2
+    assert common_length("xabc", "yabc") == 0
+
+
+@pytest.mark.parametrize("wrap", [lambda tokenizer: tokenizer, NoOffsets])
+def test_special_tokens_that_are_written_are_read_and_none_is_added(wrap):
+    tokenizer = with_bos(byte_tokenizer(), "<s> $A </s>")
+    tokens = encode(wrap(tokenizer), "<s>ab</s>c")
+    assert tokenizer.convert_ids_to_tokens(tokens.ids) == ["<s>", "a", "b", "</s>", "c"]
+    assert [tokens.index(i) for i in (0, 1, 3, 4, 5, 6, 9, 10)] == [0, 1, 1, 2, 3, 4, 4, 5]
+    assert token_ids(wrap(tokenizer), "<s>ab") == tokens.ids[:3]
+
+
+@pytest.mark.parametrize("wrap", [lambda tokenizer: tokenizer, NoOffsets])
+def test_a_text_of_no_character_has_no_token(wrap):
+    tokens = encode(wrap(byte_tokenizer()), "")
+    assert tokens.ids == []
+    assert tokens.index(0) == 0
+
+
+def test_a_long_text_is_tokenised_without_a_warning(caplog):
+    tokenizer = byte_tokenizer()
+    tokenizer.model_max_length = 4
+    for call in (token_ids, encode, lambda t, text: bos_tokens(t)):
+        call(tokenizer, "a long text")
+    assert not caplog.records
+
+
+def test_spaces_in_front_of_other_tokens_are_not_theirs():
+    """Only what byte-level tokenizers trim is put back."""
+    tokens = encode(words(), "one   two  one")
+    assert [tokens.index(i) for i in (3, 4, 6, 7, 11)] == [1, 1, 1, 2, 2]
