@@ -348,3 +348,18 @@ def test_a_root_that_cannot_be_written_is_named(store, ids, monkeypatch):
         "is sound, then run it again"
     )
     assert (caught.value.file, caught.value.errno) == (root, errno.EIO)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_what_is_current_now_is_read_from_the_disk(store, ids):
+    first, second = ids
+    writing = store.writer()
+    for current in (first, second, None):
+        Path(store.location, "zarr.json").write_bytes(root_document(current))
+        assert writing.stored_current() == current
+    Path(store.location, "zarr.json").write_bytes(b"{")
+    with pytest.raises(DamagedEntryError) as caught:
+        writing.stored_current()
+    assert caught.value.file == f"{store.location}/zarr.json"
+    Path(store.location, "zarr.json").unlink()
+    assert writing.stored_current() is None
