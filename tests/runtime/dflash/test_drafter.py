@@ -352,3 +352,82 @@ def test_config_refuses_other_conventions(change, message):
 def test_config_names_what_is_wrong(change, message):
     with pytest.raises(ConfigError, match=message):
         make_config(**change)
+
+
+def test_a_block_begins_with_its_anchors_row_and_goes_on_with_the_masks():
+    config = make_config()
+    rows = torch.randn(40, 16, generator=torch.Generator().manual_seed(2)).bfloat16()
+    anchors = torch.tensor([[7, 3], [39, 0]])
+    mask = rows[39].tolist()
+    wanted = [[x for a in row for x in (rows[a].tolist(), mask, mask)] for row in anchors.tolist()]
+    plain = Drafter(config).block_inputs(anchors, rows)
+    assert (plain.shape, plain.dtype) == ((2, 6, 16), torch.bfloat16)
+    assert plain.tolist() == wanted
+    scaled = Drafter(make_config(embedding_scale=0.5)).block_inputs(anchors, rows)
+    assert scaled.dtype == torch.bfloat16
+    assert torch.equal(scaled, plain * 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_are_divided_in_fp32_whatever_dtype_they_come_in(dtype):
+    drafter = make_drafter(make_config()).to(dtype)
+    features = (1e3 * torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(3))).bfloat16()
+    scale = torch.tensor([3.0, 700.0])
+    exact = features.float()
+    exact[..., :16] /= 3
+    exact[..., 16:] /= 700
+    assert torch.equal(drafter.fuse(features, scale), drafter.fuse(exact))
+    assert torch.equal(
+        drafter.fuse(features, scale.bfloat16()),
+        drafter.fuse(
+            torch.cat((features[..., :16].float() / 3, features[..., 16:].float() / 700), dim=-1)
+        ),
+    )
+    assert drafter.fuse(features, scale).dtype == drafter.dtype == dtype
+
+
+def test_a_folded_weight_keeps_its_dtype_and_is_divided_in_fp32():
+    weight = torch.randn(5, 6, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = fold_feature_scale(weight, torch.tensor([3.0, 7.0, 0.1], dtype=torch.float64))
+    assert found.dtype == torch.bfloat16
+    exact = weight.float() / torch.tensor([3.0, 3.0, 7.0, 7.0, 0.1, 0.1])
+    assert torch.equal(found, exact.bfloat16())
+
+
+def test_a_drafter_is_fp32_on_its_device_whatever_the_thread_prefers():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            drafter = Drafter(make_config())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name, tensor in [*drafter.named_parameters(), *drafter.named_buffers()]:
+        assert (tensor.dtype, tensor.device.type) == (torch.float32, "cpu"), name
+    assert Drafter(make_config(), device="meta").inv_freq.device.type == "meta"
+
+
+def test_every_norm_has_the_configs_epsilon():
+    drafter = Drafter(make_config(rms_norm_eps=0.125))
+    norms = [module for module in drafter.modules() if isinstance(module, torch.nn.RMSNorm)]
+    assert len(norms) == 2 + 2 * 4
+    assert {norm.eps for norm in norms} == {0.125}
+    assert not any(name.endswith("bias") for name in drafter.state_dict())
+
+
+def test_yarns_factor_is_on_both_cos_and_sin():
+    plain = Drafter(make_config(rope_scaling={**YARN, "attention_factor": 1.0}))
+    louder = Drafter(make_config(rope_scaling={**YARN, "attention_factor": 1.5}))
+    at = torch.arange(40)
+    for one, more in zip(plain.rope(at), louder.rope(at), strict=True):
+        torch.testing.assert_close(more, one * 1.5)
+
+
+def test_as_many_contexts_as_layers_are_needed():
+    config = make_config()
+    drafter = make_drafter(config)
+    x, features, positions, draft_positions = make_inputs(config)
+    context = list(drafter.context(drafter.fuse(features), positions))
+    assert [tuple(t.shape for t in pair) for pair in context] == [((1, 2, 9, 16),) * 2] * 2
+    for wrong in (context[:1], [*context, context[0]]):
+        with pytest.raises(ValueError, match="argument 2 is"):
+            drafter.draft(x, wrong, draft_positions, dense(None))

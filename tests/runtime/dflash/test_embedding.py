@@ -114,6 +114,44 @@ def test_notes_say_where_a_server_differs():
     assert serving_note(rows) is None
 
 
+def test_notes_are_said_whole():
+    gemma = gemma_target()
+    assert serving_note(network(gemma)) == (
+        "note: the drafter is fed the target's embedding times 5.65685, as z-lab's reference and "
+        'SGLang feed it; vLLM 0.33 feeds bare rows, for which drafter.embedding = "rows" trains'
+    )
+    assert serving_note(network(gemma, embedding="rows"), gemma) == (
+        "note: the drafter is fed bare rows of the target's embedding, as vLLM 0.33 and z-lab's "
+        "reference feed it; SGLang feeds them times 5.65685, for which drafter.embedding = "
+        '"module" trains'
+    )
+    # A module that does more than multiply has no number to name.
+    odd = remade(lambda rows: rows + 0.01)
+    assert serving_note(network(odd, embedding="rows"), odd) is None
+
+
+def test_a_module_is_asked_without_gradients_and_only_where_its_output_is_wanted(monkeypatch):
+    target = remade(lambda rows: rows * (1.0 if not torch.is_grad_enabled() else 2.0))
+    assert module_scale(target) == 1.0
+    assert fed_scale(remade(lambda rows: rows * 3), "module") == 3.0
+    monkeypatch.setattr("runtime.dflash.embedding.module_scale", None)
+    assert fed_scale(target, "rows") == 1.0
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [(torch.float32, 2**-23), (torch.bfloat16, 2**-7)])
+def test_what_rounds_like_the_dtype_is_a_constant_and_what_is_off_by_more_is_not(dtype, eps):
+    def made(off):
+        def make(rows):
+            signs = torch.ones(HIDDEN)
+            signs[::2] = 1 + off
+            return (rows.float() * 2 * signs).to(rows.dtype)
+
+        return module_scale(remade(make, dtype))
+
+    assert made(eps) == 2.0
+    assert made(16 * eps) is None
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gemma")
