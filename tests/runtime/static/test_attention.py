@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from runtime.static.attention import dense_attention, dense_mask
+from runtime.static import attention
+from runtime.static.attention import dense_attention, dense_mask, flex_attention_over
 
 
 def test_a_cell_is_seen_in_any_span_of_its_row():
@@ -40,3 +41,24 @@ def test_attention_over_a_mask_equals_the_formula(kv_heads):
             share = scores.masked_fill(~mask[b, 0], float("-inf")).softmax(dim=-1)
             wanted = (share @ v[b, group].double()).float()
             torch.testing.assert_close(found[b, h], wanted)
+
+
+@pytest.mark.parametrize(("kv_heads", "grouped"), [(4, False), (2, True), (1, True)])
+def test_on_a_gpu_the_one_kernel_is_asked_for_with_the_mask(monkeypatch, kv_heads, grouped):
+    """What it computes is compared on a GPU; here, what is asked of it."""
+    asked = []
+    monkeypatch.setattr(
+        attention, "flex_attention", lambda *given, **options: asked.append((given, options)) or 5
+    )
+    mask = object()
+    q, k, v = torch.zeros(1, 4, 3, 8), *torch.zeros(2, 1, kv_heads, 5, 8)
+    assert flex_attention_over(mask)(q, k, v) == 5
+    (((found_q, found_k, found_v), options),) = asked
+    assert found_q is q
+    assert found_k is k
+    assert found_v is v
+    assert options == {
+        "block_mask": mask,
+        "enable_gqa": grouped,
+        "kernel_options": {"BACKEND": "TRITON"},
+    }

@@ -4,12 +4,15 @@ import pytest
 import torch
 import torch._dynamo
 
-from runtime.static.compilation import size_recompile_limits
+from runtime.dflash.drafter import Drafter, DraftLayer
+from runtime.dflash.loss import head_loss
+from runtime.static.compilation import compiled_objective, size_recompile_limits
 from runtime.static.torch_internals import (
     compile_cache_counts,
     compiles_told,
     raise_recompile_limits,
 )
+from tests.runtime.dflash.test_drafter import make_config
 
 LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 
@@ -58,3 +61,20 @@ def test_counts_are_those_of_inductor_hits_first(monkeypatch):
     counters = torch._dynamo.utils.counters
     monkeypatch.setitem(counters, "inductor", {"fxgraph_cache_hit": 3, "fxgraph_cache_miss": 5})
     assert compile_cache_counts() == (3, 5)
+
+
+def test_each_layer_and_the_loss_are_compiled_whole_and_for_one_shape(monkeypatch):
+    """A graph that breaks, or a shape that may vary, would run far slower without a word."""
+    layers, functions = [], []
+    monkeypatch.setattr(
+        DraftLayer, "compile", lambda *given, **options: layers.append((*given, options))
+    )
+    monkeypatch.setattr(
+        torch, "compile", lambda *given, **options: functions.append((*given, options)) or "made"
+    )
+    drafter = Drafter(make_config(num_hidden_layers=3))
+    objective = compiled_objective(drafter)
+    whole = {"fullgraph": True, "dynamic": False}
+    assert layers == [(layer, whole) for layer in drafter.layers]
+    assert functions == [(head_loss, whole)]
+    assert objective.keywords == {"head_loss": "made"}

@@ -162,3 +162,80 @@ def test_a_store_that_is_gone_ends_a_process(monkeypatch):
     first.thread.join(10)
     with pytest.raises(WorkerError, match=r"lost touch with the other processes: connection res"):
         raise first.coordinator.error
+
+
+def begun(peer, number):
+    """The furthest step that each process had begun when a round was asked for."""
+    return [int(step) for step in peer.processes.published(f"begun/{number}")]
+
+
+def test_a_stop_lets_no_process_begin_more_than_the_furthest_had_begun():
+    peers = pair(ahead=40, step_s=0.01)
+    for peer in peers:
+        peer.start()
+    time.sleep(0.1)
+    peers[0].monitor.stop(signal.SIGTERM)
+    for peer in peers:
+        peer.end()
+    furthest = max(begun(peers[0], 0))
+    # Steps are counted from 0.
+    assert [peer.finished for peer in peers] == [furthest + 1] * 2
+
+
+def test_saves_are_of_the_first_step_that_none_has_begun_and_each_round_is_its_own():
+    peers = pair(step_s=0.01)
+    for peer in peers:
+        peer.coordinator = peer.monitor.coordinator = Coordinator(150)
+        peer.step_s = 0.01
+        peer.start()
+    for asked in (1, 2):
+        peers[1].monitor.save()
+        assert wait_until(lambda: len(peers[0].saved) == asked, 30)  # noqa: B023
+    for peer in peers:
+        peer.end()
+    wanted = [max(begun(peers[0], number)) + 2 for number in (0, 1)]
+    assert peers[0].saved == peers[1].saved == wanted
+    assert peers[0].processes.published("begun/2") == [None, None]
+
+
+def test_of_signals_to_several_processes_all_name_the_same():
+    first, second = pair(step_s=0.01)
+    first.monitor.stop(signal.SIGTERM)
+    second.monitor.stop(signal.SIGINT)
+    for peer in (first, second):
+        peer.start()
+    for peer in (first, second):
+        peer.end()
+    assert first.finished == second.finished < LAST
+    assert first.coordinator.signal is second.coordinator.signal
+    assert first.coordinator.signal in (signal.SIGTERM, signal.SIGINT)
+
+
+def test_a_process_that_is_through_says_how_far_it_came_unless_it_failed():
+    first, second = pair()
+    first.coordinator = first.monitor.coordinator = Coordinator(7)
+    first.start()
+    first.end()
+    assert second.processes.published("ended-at") == ["6", None]
+    second.start()
+    second.coordinator.fail(OSError("disk is gone"))
+    second.end()
+    assert first.processes.published("ended-at") == ["6", None]
+
+
+def test_a_process_ends_without_a_word_where_nobody_listens_any_more():
+    first, _ = pair()
+
+    class Deaf:
+        def check(self, keys):
+            return False
+
+        def set(self, key, value):
+            raise distributed.DistNetworkError("connection reset")
+
+    first.coordinator = first.monitor.coordinator = Coordinator(3)
+    first.monitor.processes = Processes(0, 2, 0, 2, Deaf())
+    first.start()
+    first.end()
+    assert first.finished == 3
+    assert first.coordinator.error is None
