@@ -34,13 +34,20 @@ def mask_mod(Q_LEN, KV_LEN, device, *, keys):
     batched = int(keys.shape[0] > 1)
     return lambda b, h, q_idx, kv_idx: kv_idx < keys[b * batched]
 
+def bounds(Q_LEN, KV_LEN):
+    family = first_keys()
+    least, most = ([size] for size in (1, KV_LEN))
+    return family.intervals(Q_LEN, KV_LEN, keys=least), family.intervals(Q_LEN, KV_LEN, keys=most)
+
 def drawn(Q_LEN, KV_LEN, key, *, draws):
     return {"keys": torch.tensor([(byte % KV_LEN) + 1 for byte in key[:draws]], dtype=torch.int32)}
 
 def first_keys():
     return Family(
         name="first_keys", revision=3, formula="kv < keys[b]", source="this test",
-        runtime=(RuntimeParam("keys", "B", "keys that each row sees"),),
+        runtime=(RuntimeParam("keys", "B", "keys that each row sees", minimum=1),),
+        bounds_fn=bounds,
+        draw_fn=lambda draw, Q_LEN, KV_LEN: {"keys": 1 + draw.below(KV_LEN)},
         span_fn=spans, mask_mod_fn=mask_mod, max_k_fn=lambda Q_LEN, KV_LEN: 1,
         layouts=Layouts(
             draws=("keys",),
@@ -79,10 +86,10 @@ def blocks_of(language):
 
 
 def python(folder, *arguments):
-    """Run maskgen in a process of its own, in a folder."""
+    """Run Python in a process of its own, in a folder."""
     root = str(Path(__file__).parents[2])
     return subprocess.run(
-        [sys.executable, "-m", "maskgen", *arguments],
+        [sys.executable, *arguments],
         cwd=folder,
         env={"PYTHONPATH": root, "PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,
@@ -96,7 +103,7 @@ def test_the_example_of_the_page_is_built_by_its_run_file(tmp_path):
     (run_file,) = blocks_of("toml")
     (tmp_path / "my_masks.py").write_text(code)
     (tmp_path / "run.toml").write_text(run_file)
-    ran = python(tmp_path, "build", "run.toml")
+    ran = python(tmp_path, "-m", "maskgen", "build", "run.toml")
     assert ran.returncode == 0, ran.stderr
     assert "band/q1024-kv1024" in ran.stdout
     store = cache.open_store(tmp_path / "build" / "masks.zarr")
@@ -116,6 +123,8 @@ def test_a_family_with_layouts_is_built_certified_loaded_and_verified(tmp_path, 
     (certificate,) = certify_version(store, version)
     assert certificate.findings == ()
     assert certificate.compared.endswith(f"with the formula of {family}")
+    # Its formula may be another one today, so it is compared each time.
+    assert [again.spec for again in certify_version(store, version)] == [spec.digest]
     entry = load_entry(store, "own/q40-kv50")
     keys = [byte % 50 + 1 for byte in bytes.fromhex(spec.digest)[:3]]
     assert entry.params["keys"].tolist() == keys
@@ -141,28 +150,44 @@ def test_a_changed_module_is_refused_until_it_is_built_again(tmp_path, module):
     assert load_entry(store, "own/q40-kv50").attrs["cells"] == 7 * 40
 
 
+VERBS_OF_A_CACHE = """
+import sys
+from click.testing import CliRunner
+from maskgen.cli import main
+
+def run(*arguments):
+    return CliRunner().invoke(main, [*arguments, "--cache", "m.zarr"])
+
+assert run("list").exit_code == 0
+refused = run("show", "data/q64-kv64")
+assert refused.exit_code == 2 and "give the command its --config" in refused.stderr, refused
+deep = run("verify", "--deep")
+assert deep.exit_code == 0 and "no difference, 2 not compared" in deep.stdout, deep
+assert "own_masks" not in sys.modules
+page = run("report", "page.html", "--config", "run.toml")
+assert page.exit_code == 0 and "own_masks" in sys.modules, page
+deep = run("verify", "--deep", "--run-functions")
+assert deep.exit_code == 0 and deep.stdout.endswith(": no difference\\n"), deep
+"""
+
+
 def test_a_cache_names_what_only_a_run_file_may_import(tmp_path):
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "own_masks.py").write_text(FIRST_KEYS + "print('IMPORTED')\n")
-    (tmp_path / "here" / "run.toml").write_text(
+    (tmp_path / "own_masks.py").write_text(FIRST_KEYS)
+    (tmp_path / "run.toml").write_text(
         '[masks]\ncache = "m.zarr"\n[[masks.entry]]\nname = "own"\nQ_LEN = 64\n'
         'family = "own_masks:first_keys"\nkind = "layouts"\n'
+        '[[masks.entry]]\nname = "data"\nfamily = "own_masks:first_keys"\nQ_LEN = 64\n'
+        'kind = "parametric"\n'
     )
-    built = python(tmp_path / "here", "build", "run.toml")
+    built = python(tmp_path, "-m", "maskgen", "build", "run.toml")
     assert built.returncode == 0, built.stderr
-    for arguments in (
-        ["list"],
-        ["report", "page.html"],
-        ["verify", "--deep"],
-    ):
-        ran = python(tmp_path / "here", *arguments, "--cache", "m.zarr")
-        assert (ran.returncode, "IMPORTED" in ran.stdout) == (0, False), ran
-    assert "1 not compared" in ran.stdout
-    ran = python(tmp_path / "here", "verify", "--deep", "--run-functions", "--cache", "m.zarr")
-    assert (ran.returncode, "no difference" in ran.stdout) == (0, True), ran.stderr
-    # Elsewhere the module is not there, and what was built is taken.
-    ran = python(tmp_path, "show", "own/q64-kv64", "--cache", "here/m.zarr")
-    assert (ran.returncode, "layouts own_masks:first_keys" in ran.stdout) == (0, True), ran.stderr
+    ran = python(tmp_path, "-c", VERBS_OF_A_CACHE)
+    assert ran.returncode == 0, ran.stderr
+    # In this process the module is nowhere, and what was built is taken.
+    shown = CliRunner().invoke(main, ["show", "own/q64-kv64", "--cache", str(tmp_path / "m.zarr")])
+    assert shown.exit_code == 0
+    assert "layouts own_masks:first_keys" in shown.stdout
+    assert load_entry(cache.open_store(tmp_path / "m.zarr"), "own/q64-kv64").num_layouts == 4
 
 
 @pytest.mark.parametrize(
