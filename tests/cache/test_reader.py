@@ -272,3 +272,16 @@ def test_an_entry_is_handed_on_as_it_was_published(tmp_path):
         assert sorted(given) == sorted(wanted)
         for name, array in wanted.items():
             np.testing.assert_array_equal(given[name], array)
+
+
+def test_what_was_loaded_cannot_be_changed(tmp_path):
+    """All threads share it."""
+    loaded = published(tmp_path / "m.zarr", [entry("a")]).load("a")
+    with pytest.raises(TypeError):
+        loaded.arrays["starts"] = np.zeros(1, np.int32)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        loaded.name = "b"
+    assert loaded.arrays is loaded.arrays
+    for section, names in (("spans", ("starts", "ends")), ("tables", ("kv_indices",))):
+        for name in names:
+            assert np.shares_memory(loaded.arrays[name], loaded.values[section])
