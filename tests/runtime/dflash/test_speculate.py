@@ -1,3 +1,6 @@
+import dataclasses
+import time
+
 import pytest
 import torch
 from torch.nn.functional import embedding, scaled_dot_product_attention
@@ -400,3 +403,45 @@ def test_what_has_no_room_is_told_with_all_its_lengths(target, monkeypatch):
     monkeypatch.setattr(type(target), "max_positions", None)
     assert len(greedy(target, prompts(1)[0], 260).tokens) <= 260
     session.stream(prompts(1)[0], 10**6)
+
+
+@pytest.mark.parametrize(
+    ("change", "made_for"),
+    [
+        ({"hidden_size": 16}, "(16, 24, 6)"),
+        ({"vocab_size": 25}, "(32, 25, 6)"),
+        ({"num_target_layers": 7}, "(32, 24, 7)"),
+    ],
+)
+def test_a_drafter_of_any_other_size_is_refused(target, change, made_for):
+    config = dataclasses.replace(make_drafter(target).config, **change)
+    drafter = random_start(config, torch.Generator())
+    with pytest.raises(CheckpointError) as caught:
+        DraftSession(target, drafter)
+    assert str(caught.value) == (
+        f"the drafter was made for a target of (hidden size, vocabulary, layers) = {made_for}, and "
+        "'tiny' has (32, 24, 6); use the target that it was trained with"
+    )
+
+
+def test_seconds_are_those_after_prefill(target, monkeypatch):
+    prompt, extend = prompts(1)[0], type(target).extend
+
+    def slow(self, ids, *given, **options):
+        time.sleep(0.5 if ids.shape[1] == len(prompt) else 0.0)
+        return extend(self, ids, *given, **options)
+
+    session = DraftSession(target, make_drafter(target, 3))
+    monkeypatch.setattr(type(target), "extend", slow)
+    for found in (greedy(target, prompt, 2), session.generate(prompt, 2)):
+        assert len(found.kept) == 1
+        assert 0 < found.seconds < 0.5
+
+
+def test_a_caller_in_autocast_gets_the_same_drafts(target):
+    session, prompt = DraftSession(target, make_drafter(target)), prompts(2)[1]
+    logits, found = session.first_block(prompt), session.generate(prompt, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(session.first_block(prompt), logits)
+        assert session.generate(prompt, 12).tokens == found.tokens
+    assert torch.is_grad_enabled()

@@ -1,5 +1,7 @@
 """Which of several checkpoints is found, used, put into place, kept and dropped."""
 
+import os
+
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -7,6 +9,7 @@ from safetensors import SafetensorError
 from runtime.errors import CheckpointError
 from runtime.training import checkpoint
 from runtime.training.checkpoint import (
+    check_writable,
     find_checkpoints,
     has_checkpoints,
     heal,
@@ -222,6 +225,28 @@ def test_an_old_one_that_cannot_be_dropped_does_not_undo_the_save(tmp_path, monk
     assert steps(tmp_path) == [20, 10]
     with pytest.raises(CheckpointError, match=rf"^cannot remove {tmp_path}: .*Permission denied"):
         remove_checkpoints(tmp_path)
+
+
+def test_a_folder_that_may_not_be_written_is_refused_before_the_steps(tmp_path, monkeypatch):
+    asked = []
+
+    def access(path, mode):
+        asked.append((path, mode))
+        return False
+
+    monkeypatch.setattr(os, "access", access)
+    check_writable(tmp_path / "none")
+    assert asked == []
+    with pytest.raises(
+        CheckpointError, match=rf"^{tmp_path} must take checkpoints: .*Permission denied"
+    ):
+        check_writable(tmp_path)
+    assert asked == [(tmp_path, os.R_OK | os.W_OK | os.X_OK)]
+    # A link that leads nowhere yet names a folder to be made.
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "checkpoints")
+    monkeypatch.undo()
+    check_writable(tmp_path / "link")
+    assert (tmp_path / "disk" / "checkpoints").is_dir()
 
 
 def test_a_folder_that_cannot_be_healed_must_take_checkpoints(tmp_path):

@@ -1,3 +1,4 @@
+import contextlib
 import signal
 import threading
 import time
@@ -261,3 +262,28 @@ def test_a_worker_of_a_run_that_failed_elsewhere_does_not_end_it():
 
     worker = ended(steps.worker(after_step=after_step, at_end=said.append))
     assert (worker.finished, worker.error, said) == (3, None, [])
+
+
+def test_a_worker_works_on_its_device_in_its_pool_and_waits_for_it(monkeypatch):
+    steps = Steps(Coordinator(1))
+    log, pool = steps.log, GraphPool(torch.device("cpu"))
+
+    @contextlib.contextmanager
+    def activated():
+        log.append("pool")
+        yield
+        log.append("left")
+
+    monkeypatch.setattr(pool, "activated", activated)
+    monkeypatch.setattr(pool, "synchronize", lambda: log.append("waited"))
+    monkeypatch.setattr(steps, "pool", pool)
+    monkeypatch.setattr(steps, "threads", 3)
+    monkeypatch.setattr(
+        "runtime.training.worker.enter_thread",
+        lambda *given: log.append((threading.current_thread().name, *given)),
+    )
+    ended(steps.worker(at_end=lambda finished: log.append(finished)))
+    assert log == [
+        ("worker-3 (cpu)", steps.device, 3),
+        *("pool", ("step 1", "slot 1"), 1, "left", "waited"),
+    ]
