@@ -70,3 +70,24 @@ def test_one_callback_may_hold_the_gate_twice():
             host_builds.announce("twice")
         host_builds.announce("once")
     assert seen == ["twice", "twice", "once"]
+
+
+def test_contexts_may_overlap():
+    first, second = [], []
+    outer, inner = host_builds.watched(first.append), host_builds.watched(second.append)
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    host_builds.announce("one left")
+    inner.__exit__(None, None, None)
+    host_builds.announce("none left")
+    assert (first, second) == ([], ["one left"])
+
+
+def test_a_refused_build_leaves_the_watcher_in_place():
+    seen = []
+    raises = pytest.raises(HostBuildForbiddenError)
+    with host_builds.watched(seen.append), raises, host_builds.watched(refuse):
+        compile_mask(causal(), 16)
+    compile_mask(causal(), 16)
+    assert seen == ["compile_mask"]

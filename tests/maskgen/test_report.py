@@ -1,6 +1,7 @@
 """The report: its figures by hand, and a page that stands alone."""
 
 import base64
+import dataclasses
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ import pytest
 from PIL import ImageFont
 
 import cache
-from maskgen.build import build
+from maskgen.build import build, build_entry
 from maskgen.entry import load_entry
 from maskgen.picture import COLOURS, entry_kinds, png_bytes
 from maskgen.report import TileCost, bucket_padding, html_report, save_report, tile_cost
@@ -253,3 +254,12 @@ def test_the_cost_of_heads_is_that_of_one(tmp_path, monkeypatch):
     assert tile_cost(load_entry(store, specs[0].name)) == TileCost(
         visible_cells=(16 + 8) / 2 * 32, visited_cells=2 * 256
     )
+
+
+def test_a_name_of_a_context_bucket_alone_makes_none(tmp_path):
+    (spec,) = read_specs({"masks": {"BLOCK_SIZE": 16, "entry": ENTRIES[:1]}})
+    store = cache.open_store(tmp_path / "m.zarr", writable=True)
+    store.publish([build_entry(dataclasses.replace(spec, name="c/ctx64"))])
+    page = html_report(store, heads=1, head_dim=1)
+    assert "<td>c/ctx64</td>" in page
+    assert "Padding of the buckets" not in page

@@ -1,5 +1,6 @@
 """must lies within the mask of every batch, the mask within may; and how near they are."""
 
+import hashlib
 from itertools import combinations_with_replacement, product
 
 import pytest
@@ -210,12 +211,19 @@ def test_a_family_without_runtime_parameters_is_its_own_bounds():
     assert must.equals(families["causal"].intervals(4, 6, offset=2))
 
 
+def digest_of(number):
+    """A digest whose first digits, which draws are keyed by, differ from number to number."""
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
 def test_the_batches_that_a_digest_draws_pad_within_a_row():
     """A certificate tries what they hold: documents, and padding before and behind them."""
     rows = [
         row
         for digest in range(8)
-        for row in families["document"].draw(f"{digest:064x}", 4, 32, 32, inner="causal")["doc_ids"]
+        for row in families["document"].draw(digest_of(digest), 4, 32, 32, inner="causal")[
+            "doc_ids"
+        ]
     ]
     real = [(row >= 0).nonzero().flatten().tolist() for row in rows]
     assert any(len(row.unique()) > 2 for row in rows)
@@ -224,3 +232,41 @@ def test_the_batches_that_a_digest_draws_pad_within_a_row():
     )
     assert any(where[0] > 0 for where in real if where)
     assert any(where[-1] < 31 for where in real if where)
+
+
+def drawn_values(name, Q, KV, static, given):
+    """All values that 60 digests draw of one batch parameter, padding left out."""
+    found = set()
+    for digest in range(60):
+        values = families[name].draw(digest_of(digest), 3, Q, KV, **static)[given]
+        found |= set(values.flatten().tolist())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "Q", "KV", "static", "given", "wanted"),
+    [
+        ("full", 2, 4, {}, "lengths", {1, 2, 3, 4}),
+        ("prefix_lm", 2, 3, {}, "prefix_lens", {0, 1, 2, 3}),
+        ("dflash", 4, 7, {"draft_block_size": 2}, "n_valid", {0, 1, 2}),
+        ("dflash", 4, 7, {"draft_block_size": 2}, "anchors", {0, 1, 2}),
+        ("dflash", 4, 7, {"draft_block_size": 2}, "doc_ids", {-1, 0, 1, 2}),
+        ("eagle3_ttt", 3, 6, {}, "lengths", {1, 2, 3}),
+        ("document", 4, 4, {"inner": "causal"}, "doc_ids", {-1, 0, 1, 2, 3}),
+        ("document", 2, 3, {"inner": "prefix_lm"}, "doc_prefix_lens", {0, 1, 2, 3}),
+        ("shared_prefix", 4, 4, {}, "doc_offsets", {0, 1, 2, 3, 4}),
+        ("shared_prefix", 4, 4, {}, "prefix_docs", {0, 1, 2, 3, 4, 5}),
+        (
+            "block_diffusion",
+            6,
+            6,
+            {"diffusion_block_size": 2, "variant": "packed"},
+            "doc_offsets",
+            {0, 1, 2, 3},
+        ),
+        ("tree", 3, 5, {}, "parents", {-1, 0, 1}),
+    ],
+)
+def test_what_a_digest_draws_reaches_every_value(name, Q, KV, static, given, wanted):
+    """Else a certificate would never try the shortest or the longest sample."""
+    assert drawn_values(name, Q, KV, static, given) == wanted
