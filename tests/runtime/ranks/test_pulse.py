@@ -149,3 +149,14 @@ def test_signs_go_on_while_the_main_thread_is_busy(started):
     while not until.is_set():
         sum(range(10_000))
     assert first.lost is None
+
+
+def test_an_end_is_told_though_the_store_is_gone(started):
+    store = distributed.HashStore()
+    pulse = started(store, 0, 2)
+    assert wait_until(lambda: store.check(["beat/0"]), LIMIT_S)
+    pulse.end()
+    assert not pulse.is_alive()
+    assert pulse.daemon
+    assert store.get("beat/0") == LEFT.encode()
+    pulse.end()

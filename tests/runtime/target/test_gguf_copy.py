@@ -1,11 +1,14 @@
+import fcntl
+import importlib.metadata
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from runtime.errors import TargetNotFoundError
 from runtime.target import gguf_copy
-from runtime.target.files import find_target
+from runtime.target.files import find_target, read_object
 from runtime.target.model import Target
 from tests.full_disk import full_disk
 from tests.runtime.tiny_llama import tiny_model, tiny_tokenizer
@@ -131,3 +134,112 @@ def test_a_large_file_is_read_where_it_is(gguf, monkeypatch, tmp_path):
     Target.load(file, dtype=torch.bfloat16)
     assert read == [torch.bfloat16]
     assert not (tmp_path / "cache").exists()
+
+
+def folders():
+    return sorted(path for path in gguf_copy.copies().iterdir() if path.is_dir())
+
+
+def test_a_copy_lies_under_the_files_digest_and_transformers_version(gguf, tmp_path):
+    file, _ = gguf
+    Target.load(file)
+    version = importlib.metadata.version("transformers")
+    name = f"{find_target(file).digest[:16]}-transformers-{version}"
+    assert folders() == [tmp_path / "cache" / "flex-mask-compiler" / "targets" / name]
+    plain = find_target(folders()[0])
+    assert (folders()[0] / gguf_copy.WHOLE).read_text() == plain.digest
+    assert "quantization_config" not in read_object(folders()[0] / "config.json")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_file_of_just_the_largest_size_is_copied(gguf, monkeypatch, more):
+    file, _ = gguf
+    file.write_bytes(b"GGUF" + bytes(6 + more))
+    monkeypatch.setattr(gguf_copy, "LARGEST", 10)
+    files = find_target(file)
+    copied = gguf_copy.unpacked(files, "mine")
+    assert (copied == files) == (more == 1)
+    assert (copied.gguf_file is None) == (more == 0)
+
+
+def test_what_is_no_gguf_file_is_left_as_it_is(gguf, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "plain")
+    files = find_target(tmp_path / "plain")
+    assert gguf_copy.unpacked(files, "mine") is files
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_killed_processes_left_of_a_copy_goes_and_that_of_others_stays(gguf):
+    file, _ = gguf
+    Target.load(file)
+    (copy,) = folders()
+    left = copy.with_name(f".{copy.name}.tmp-abc")
+    other = copy.with_name(".another-transformers-1.tmp-abc")
+    for folder in (left, other):
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+    Target.load(file)
+    assert left.exists(), "nothing is made, so nothing is swept"
+    (copy / gguf_copy.WHOLE).unlink()
+    Target.load(file)
+    assert folders() == [other, copy]
+    assert not left.exists()
+
+
+def test_without_a_lock_nothing_of_another_process_goes(gguf, monkeypatch):
+    file, _ = gguf
+
+    def refuse(*_arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    Target.load(file)
+    (copy,) = folders()
+    left = copy.with_name(f".{copy.name}.tmp-abc")
+    left.mkdir()
+    (copy / gguf_copy.WHOLE).unlink()
+    Target.load(file)
+    assert left.exists()
+
+
+def test_a_copy_that_another_process_made_meanwhile_is_taken(gguf, tmp_path, monkeypatch):
+    file, read = gguf
+    Target.load(file)
+    (copy,) = folders()
+    copy.rename(tmp_path / "made elsewhere")
+    flock = fcntl.flock
+
+    def late(descriptor, kind):
+        flock(descriptor, kind)
+        if not copy.exists():
+            (tmp_path / "made elsewhere").rename(copy)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    Target.load(file)
+    assert len(read) == 1
+
+
+def test_a_target_that_cannot_be_read_is_no_fault_of_the_cache(gguf, capsys, monkeypatch):
+    file, _ = gguf
+
+    def broken(*args, **options):
+        raise RuntimeError("torn")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", broken)
+    with pytest.raises(TargetNotFoundError, match="reading gave RuntimeError: torn"):
+        Target.load(file)
+    assert "no copy" not in capsys.readouterr().err
+    assert folders() == []
+
+
+def test_a_damaged_copy_is_replaced_whole(gguf):
+    file, _ = gguf
+    Target.load(file)
+    (copy,) = folders()
+    (copy / "added_tokens.json").write_text("{}")
+    (copy / "mine").write_text("left by somebody")
+    Target.load(file)
+    assert folders() == [copy]
+    assert not (copy / "added_tokens.json").exists()
+    assert not (copy / "mine").exists()
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
