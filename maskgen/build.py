@@ -27,10 +27,10 @@ from maskgen.holdings import Copies
 from maskgen.interval_limit import MAX_INTERVALS
 from maskgen.intervals import RowIntervals
 from maskgen.mask_mod import from_mask_mod
+from maskgen.mask_spec import MaskSpec
 from maskgen.named_family import get_family
 from maskgen.named_function import imported_source, load_function
 from maskgen.progress import OnItem
-from maskgen.spec import MaskSpec
 from maskgen.summary import BuildReport, EntrySummary, mask_summary
 from maskgen.tables import BlockTables
 

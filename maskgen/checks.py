@@ -1,7 +1,8 @@
 """Values from outside (TOML, a cache's JSON) -> checked values, or an error naming the field."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -74,3 +75,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"is unknown; {hint}valid are {', '.join(names)}"
+
+
+@contextmanager
+def in_field(where: str) -> Iterator[None]:
+    """Put where a value stands before the field of an error that the block raises."""
+    try:
+        yield
+    except MaskSpecError as error:
+        raise MaskSpecError(f"{where}: {error.field}", error.value, error.rule) from error

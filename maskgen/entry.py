@@ -17,9 +17,9 @@ from maskgen.errors import MaskSpecError, StaleMaskError, UnsupportedMaskError
 from maskgen.families.family import Family, MaskMod
 from maskgen.interval_limit import MAX_INTERVALS
 from maskgen.intervals import RowIntervals
+from maskgen.mask_spec import MaskSpec
 from maskgen.named_family import find_family
 from maskgen.named_function import installed_source
-from maskgen.spec import MaskSpec
 from maskgen.tables import TABLE_FIELDS, BlockTables
 
 SPAN_ARRAYS = ("starts", "ends")

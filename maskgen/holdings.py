@@ -19,7 +19,7 @@ from cache.errors import (
     StoreWriteError,
     VersionNotFoundError,
 )
-from maskgen.spec import MaskSpec
+from maskgen.mask_spec import MaskSpec
 from maskgen.summary import BuildReport, EntrySummary, mask_summary
 from maskgen.version_certificates import is_refuted
 

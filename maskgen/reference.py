@@ -11,9 +11,9 @@ from torch import Tensor
 
 from maskgen.entry import MaskEntry
 from maskgen.families.family import MaskMod
+from maskgen.mask_spec import MaskSpec
 from maskgen.named_family import get_family
 from maskgen.named_function import load_function
-from maskgen.spec import MaskSpec
 
 CHUNK_CELLS = 1 << 18
 """Most cells evaluated at once; a cell costs some tens of bytes meanwhile."""

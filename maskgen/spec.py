@@ -27,23 +27,26 @@
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cache
-from maskgen.checks import check_known, checked_block_size, checked_int, checked_ints, nearest
+from maskgen.checks import (
+    check_known,
+    checked_block_size,
+    checked_int,
+    checked_ints,
+    in_field,
+    nearest,
+)
 from maskgen.errors import MaskSpecError
+from maskgen.mask_spec import KINDS, MaskSpec, context_name, size_name
 from maskgen.runfile import masks_section
 
 if TYPE_CHECKING:
     from maskgen.families.after_context import AfterContext
     from maskgen.families.family import Family
-    from maskgen.families.layouts import Layouts
 
-KINDS = ("static", "layouts", "parametric")
 DEFAULT_BLOCK_SIZE = 128
 MASK_MOD_REVISION = 1
 """Revision in the specs of ``module:function`` entries."""
@@ -51,139 +54,6 @@ MASK_MOD_REVISION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _SIZE_KEYS = ("name", "family", "mask_mod", "kind", "BLOCK_SIZE", "Q_LEN", "KV_LEN")
-_JSON_KEYS = ("BLOCK_SIZE", "KV_LEN", "Q_LEN", "family", "kind", "params", "revision")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskSpec:
-    """Everything that decides the contents of one entry."""
-
-    name: str
-    """Entry name in the cache; not part of the digest."""
-    family: str
-    """A name in ``maskgen.families``, or ``module:function`` of the user's own code."""
-    kind: str
-    """``static``, ``layouts`` or ``parametric``."""
-    Q_LEN: int
-    """Query rows, in tokens."""
-    KV_LEN: int
-    """KV columns, in tokens."""
-    BLOCK_SIZE: tuple[int, int]
-    """Tile sizes (Q, KV), in tokens."""
-    params: Mapping[str, Any]
-    """Parameters, defaults filled in; of layouts also those that the family's layouts take."""
-    revision: int
-    """The family's revision when the spec was read."""
-    own_family: bool = False
-    """Whether ``family`` is ``module:function`` of a family, and not of a mask_mod."""
-
-    @property
-    def is_code(self) -> bool:
-        """Whether the mask comes from Python code that only this machine may have."""
-        return ":" in self.family
-
-    @property
-    def is_function(self) -> bool:
-        """Whether the mask is a FlexAttention mask_mod of the user's own."""
-        return self.is_code and not self.own_family
-
-    @property
-    def family_params(self) -> dict[str, Any]:
-        """The parameters that the family itself takes."""
-        layouts = self._layouts()
-        own = () if layouts is None else layouts.param_names
-        return {key: value for key, value in self.params.items() if key not in own}
-
-    @property
-    def num_layouts(self) -> int:
-        """Layouts in the entry; 1 for the other kinds.
-
-        Raises:
-            MaskSpecError: A parameter of the layouts breaks its rule, or the family has none.
-        """
-        if self.kind != "layouts":
-            return 1
-        layouts = self._layouts()
-        if layouts is None:
-            raise MaskSpecError(f"kind of {self.name!r}", self.kind, f"{self.family} has none here")
-        with _naming(f"spec of {self.name!r}"):
-            return layouts.count(layouts.check(self.Q_LEN, self.KV_LEN, self.params))
-
-    def _layouts(self) -> "Layouts | None":
-        if self.kind != "layouts":
-            return None
-        from maskgen.named_family import find_family
-
-        family = find_family(self.family)
-        return None if family is None else family.layouts
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the spec as the cache keeps it: all fields but the name."""
-        own = {"own_family": True} if self.own_family else {}
-        return {
-            **own,
-            "BLOCK_SIZE": list(self.BLOCK_SIZE),
-            "KV_LEN": self.KV_LEN,
-            "Q_LEN": self.Q_LEN,
-            "family": self.family,
-            "kind": self.kind,
-            "params": dict(self.params),
-            "revision": self.revision,
-        }
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the canonical JSON, 64 hex digits: keys draws and sampled checks."""
-        return cache.sha256_hex(cache.canonical_json(self.to_json()))
-
-    @classmethod
-    def from_json(cls, name: str, record: Mapping[str, Any]) -> "MaskSpec":
-        """Read back what ``to_json`` returned; the record may come from an untrusted cache.
-
-        Raises:
-            MaskSpecError: A field is missing, unknown, or of another type or range.
-        """
-        try:
-            return cls._from_json(name, record)
-        except MaskSpecError as error:
-            rule = f"{error.rule}; another maskgen wrote it: build it again"
-            raise MaskSpecError(error.field, error.value, rule) from error
-
-    @classmethod
-    def _from_json(cls, name: str, record: Mapping[str, Any]) -> "MaskSpec":
-        where = f"spec of {name!r}"
-        own_family = record.get("own_family", False)
-        if sorted(record) != sorted([*_JSON_KEYS, *(["own_family"] if own_family else [])]):
-            raise MaskSpecError(where, sorted(record), f"must have the fields {list(_JSON_KEYS)}")
-        kind, family, params = record["kind"], record["family"], record["params"]
-        if kind not in KINDS:
-            raise MaskSpecError(f"{where}: kind", kind, f"must be one of {', '.join(KINDS)}")
-        if not isinstance(family, str) or not isinstance(params, Mapping):
-            raise MaskSpecError(where, [family, params], "family is a string, params is an object")
-        if not isinstance(own_family, bool) or (own_family and ":" not in family):
-            rule = "says that family is the module:function of one"
-            raise MaskSpecError(f"{where}: own_family", own_family, rule)
-        return cls(
-            name=name,
-            family=family,
-            kind=kind,
-            Q_LEN=checked_int(f"{where}: Q_LEN", record["Q_LEN"]),
-            KV_LEN=checked_int(f"{where}: KV_LEN", record["KV_LEN"]),
-            BLOCK_SIZE=checked_block_size(f"{where}: BLOCK_SIZE", record["BLOCK_SIZE"]),
-            params=params,
-            revision=checked_int(f"{where}: revision", record["revision"], minimum=0),
-            own_family=own_family,
-        )
-
-
-def context_name(name: str, context: int) -> str:
-    """Return the entry name of a context bucket, ``dflash/ctx2048``."""
-    return f"{name}/ctx{context}"
-
-
-def size_name(name: str, Q_LEN: int, KV_LEN: int) -> str:
-    """Return the entry name of a static size, ``causal/q1024-kv1024``."""
-    return f"{name}/q{Q_LEN}-kv{KV_LEN}"
 
 
 def read_specs(source: str | Path | Mapping[str, Any]) -> list[MaskSpec]:
@@ -247,7 +117,7 @@ def _entry_specs(where: str, table: Mapping[str, Any], default_block: Any) -> It
         if context_rule is not None:
             entry_name = context_name(name, KV_LEN - Q_LEN)
         if layouts is not None:
-            with _naming(where):
+            with in_field(where):
                 params |= layouts.check(Q_LEN, KV_LEN, table)
         yield MaskSpec(
             name=entry_name,
@@ -313,7 +183,7 @@ def _sizes(
 def _family_params(
     where: str, family: "Family", kind: str, Q_LEN: int, KV_LEN: int, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    with _naming(where):
+    with in_field(where):
         checked = family.check(Q_LEN, KV_LEN, given)
     missing = [param for param in family.runtime if param.required and param.name not in checked]
     if kind == "static" and missing:
@@ -336,17 +206,8 @@ def _load_family(where: str, name: Any) -> "Family":
         raise MaskSpecError(f"{where}: family", name, nearest(str(name), families))
     if is_path(name) and not _FUNCTION.fullmatch(name):
         raise MaskSpecError(f"{where}: family", name, "must read package.module:function")
-    with _naming(where):
+    with in_field(where):
         return load_family(name)
-
-
-@contextmanager
-def _naming(where: str) -> Iterator[None]:
-    """Put the entry's name before the field of an error."""
-    try:
-        yield
-    except MaskSpecError as error:
-        raise MaskSpecError(f"{where}: {error.field}", error.value, error.rule) from error
 
 
 def _kind(where: str, kind: Any, family: "Family") -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from cache import EntryInfo
 from maskgen.checks import checked_int
 from maskgen.listing import human_bytes, optional, text_table
-from maskgen.spec import MaskSpec
+from maskgen.mask_spec import MaskSpec
 
 
 @dataclass(frozen=True, kw_only=True)

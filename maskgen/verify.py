@@ -12,9 +12,9 @@ from maskgen.certificate import certify
 from maskgen.checks import checked_int
 from maskgen.entry import MaskEntry, check_size, parse_entry
 from maskgen.errors import MaskgenError
+from maskgen.mask_spec import MaskSpec
 from maskgen.named_family import find_family, load_family
 from maskgen.progress import OnItem
-from maskgen.spec import MaskSpec
 
 
 @dataclass(frozen=True, kw_only=True)

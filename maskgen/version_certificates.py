@@ -12,8 +12,8 @@ from cache.atomic import replace_file, staging_folder
 from cache.errors import StoreWriteError
 from maskgen.certificate import Certificate, certify
 from maskgen.entry import load_entry
+from maskgen.mask_spec import MaskSpec
 from maskgen.progress import OnItem
-from maskgen.spec import MaskSpec
 
 CERTIFICATE_FORMAT = 2
 _FILE = "certificate.json"

@@ -13,7 +13,7 @@ import torch
 from maskgen.block_mask import check_gpu_limits
 from maskgen.errors import UnsupportedMaskError
 from maskgen.families import families
-from maskgen.spec import MaskSpec
+from maskgen.mask_spec import MaskSpec
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.likeness import unlike
 from runtime.dflash.settings import DFlashConfig

@@ -17,7 +17,7 @@ from maskgen.entry import MaskEntry, load_entry
 from maskgen.errors import MaskSpecError
 from maskgen.holdings import entries_by_spec, find_version
 from maskgen.mask_mod import spans_mask_mod
-from maskgen.spec import MaskSpec
+from maskgen.mask_spec import MaskSpec
 from maskgen.tables import TABLE_FIELDS, BlockTables
 from runtime.errors import BucketMissingError
 from runtime.static.attention import dense_mask

@@ -10,7 +10,8 @@ import numpy as np
 import cache
 from maskgen.buckets import BucketPlan
 from maskgen.entry import MaskEntry
-from maskgen.spec import MaskSpec, read_specs
+from maskgen.mask_spec import MaskSpec
+from maskgen.spec import read_specs
 from runtime.config import Config, shaping_settings
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE

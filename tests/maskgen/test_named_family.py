@@ -15,8 +15,9 @@ from maskgen.build import build
 from maskgen.cli import main
 from maskgen.entry import load_entry
 from maskgen.errors import MaskSpecError, StaleMaskError
+from maskgen.mask_spec import MaskSpec
 from maskgen.report import html_report
-from maskgen.spec import MaskSpec, read_specs
+from maskgen.spec import read_specs
 from maskgen.verify import verify_deep
 from maskgen.version_certificates import certify_version
 

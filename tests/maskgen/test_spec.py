@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from maskgen.errors import MaskSpecError
+from maskgen.mask_spec import MaskSpec, context_name, size_name
 from maskgen.runfile import DEFAULT_CACHE, read_cache_location
-from maskgen.spec import MaskSpec, context_name, read_specs, size_name
+from maskgen.spec import read_specs
 
 LAYOUTS = {
     "name": "dflash",

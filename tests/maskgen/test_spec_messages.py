@@ -6,7 +6,8 @@ import pytest
 
 from maskgen.build import layout_params
 from maskgen.errors import MaskSpecError
-from maskgen.spec import MaskSpec, read_specs
+from maskgen.mask_spec import MaskSpec
+from maskgen.spec import read_specs
 
 CAUSAL = {"name": "causal", "family": "causal", "Q_LEN": 64}
 LAYOUTS = {
