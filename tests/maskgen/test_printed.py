@@ -117,7 +117,10 @@ def test_a_build_prints_a_row_a_mask_in_the_order_of_the_run_file(place):
     ) in lines
     assert sum("see no key" in line for line in lines) == 1
     assert lines[-1] == f"version {store.current[:16]} is current in {folder / 'masks.zarr'}"
-    assert result.stderr == "build: 5/5 data/q32-kv48\ncertify: 5/5 packed/q20-kv20\n"
+    # On a slow machine there are lines before the last.
+    told = result.stderr.splitlines()
+    assert "build: 5/5 data/q32-kv48" in told
+    assert told[-1] == "certify: 5/5 packed/q20-kv20"
 
 
 def test_a_build_as_json_says_the_same(place):
@@ -223,7 +226,7 @@ def test_a_report_is_of_32_heads_of_128_unless_asked(place):
     result = run("report", page, "--cache", folder / "masks.zarr")
     assert (result.exit_code, result.stdout) == (0, f"wrote {page}\n")
     assert "layer's forward with 32 heads of 128," in page.read_text()
-    assert result.stderr == "report: 5/5 packed/q20-kv20\n"
+    assert result.stderr.endswith("report: 5/5 packed/q20-kv20\n")
     run("report", page, "--cache", folder / "masks.zarr", "--heads", 3, "--head-dim", 64)
     assert "layer's forward with 3 heads of 64," in page.read_text()
 
@@ -268,7 +271,7 @@ def test_verify_counts_its_differences(place, tmp_path):
         f"version {bad.current[:16]}, 5 entries, digests, formulas and rebuilt entries: "
         f"{count} differences"
     )
-    assert found.stderr == "verify: 5/5 packed/q20-kv20\n"
+    assert found.stderr.endswith("verify: 5/5 packed/q20-kv20\n")
     told = json.loads(run("verify", "--deep", "--json", "--cache", tmp_path / "bad.zarr").stdout)
     assert [f"entry {each['entry']!r}: {each['problem']}" for each in told["findings"]] == lines[
         :-1
