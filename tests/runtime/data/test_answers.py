@@ -122,3 +122,96 @@ def test_buffer_holds_what_a_dynamic_layer_holds():
 )
 def test_share_of_distinct_4grams(tokens, share):
     assert distinct_share(tokens) == pytest.approx(share)
+
+
+class Counting:
+    """A tiny model that says a fixed word of each prompt, and what it was fed."""
+
+    def __init__(self, target):
+        self.target = target
+        self.fed = []
+
+    def __getattr__(self, name):
+        return getattr(self.target, name)
+
+    def extend(self, ids, cache, **options):
+        self.fed.append(tuple(ids.shape))
+        return self.target.extend(ids, cache, **options)
+
+
+def test_rows_that_have_ended_leave_the_batch_once_they_are_many():
+    target = Counting(ending_target())
+    questions = [[3 + i] * 5 for i in range(8)]
+    limits = [1, 2, 3, 3, 3, 6, 6, 6]
+    answers = answered(target, questions, limits, batch=8)
+    left, rows, expected = [len(answer.token_ids) for answer in answers], 8, [(8, 5)]
+    for step in range(1, max(left)):
+        running = sum(length > step for length in left)
+        # Below 85 % of the rows.
+        rows = running if running < 0.85 * rows else rows
+        expected.append((rows, 1))
+    assert target.fed == expected
+    assert {shape[0] for shape in target.fed} > {8}
+
+
+@pytest.mark.parametrize("longest", [64, 65, 130])
+def test_answers_longer_than_the_room_of_a_buffer(longest):
+    target = tiny_target(initializer_range=0.4)
+    target.model.generation_config.eos_token_id = None
+    target.tokenizer.eos_token = None
+    questions = [[5, 7, 9], [4]]
+    answers = answered(target, questions, [longest, 3], batch=2)
+    expected = [greedy(target, q, n) for q, n in zip(questions, (longest, 3), strict=True)]
+    assert [answer.token_ids for answer in answers] == expected
+    assert [answer.ended for answer in answers] == [False, False]
+
+
+def test_an_answer_that_ends_at_its_limit_is_ended():
+    target = ending_target()
+    questions = prompts(9)
+    whole = answered(target, questions, [12] * 9, batch=9)
+    rows = [row for row, answer in enumerate(whole) if answer.ended]
+    limits = [len(answer.token_ids) for answer in whole]
+    assert answered(target, questions, limits, batch=9) == whole
+    shorter = answered(target, questions, [max(1, limit - 1) for limit in limits], batch=9)
+    assert not any(shorter[row].ended for row in rows if limits[row] > 1)
+
+
+@pytest.mark.parametrize(("batch", "count"), [(1, 1 + 2 + 3 + 4), (2, 4 + 2), (3, 4 + 1), (9, 4)])
+def test_steps_are_the_longest_limit_of_each_batch(batch, count):
+    # Longest prompts first: limits 4, 3, 2, 1.
+    questions = [[3], [3, 4], [3, 4, 5], [3, 4, 5, 6]]
+    assert step_count(questions, [1, 2, 3, 4], batch) == count
+    assert step_count([], [], batch) == 0
+
+
+def test_steps_are_reported_as_they_are_done_and_the_rest_when_a_batch_ends():
+    target, done = ending_target(), []
+    questions = prompts(4)
+    found = list(answer_all(target, questions, [30] * 4, batch=4, advance=done.append))
+    longest = max(len(answer.token_ids) for answer in found[0].values())
+    assert done == [*[1] * longest, 30 - longest]
+    assert list(answer_all(target, [], [], batch=4)) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n", "share"),
+    [([1, 1, 1], 1, 1 / 3), ([1, 2, 1, 2], 2, 2 / 3), ([1, 2], 2, 1.0), ([1], 2, 1.0)],
+)
+def test_share_of_distinct_grams_of_other_lengths(tokens, n, share):
+    assert distinct_share(tokens, n) == pytest.approx(share)
+
+
+def test_a_buffer_is_written_in_place_until_it_is_full():
+    buffer = KVBuffer()
+    one = torch.ones(1, 1, 1, 2)
+    first, _ = buffer.update(one, one)
+    places = set()
+    for number in range(2, 70):
+        keys, values = buffer.update(number * one, -number * one)
+        places.add(keys.data_ptr())
+        assert keys[0, 0, :, 0].tolist() == list(range(1, number + 1))
+        assert values[0, 0, :, 0].tolist() == [1.0] + [-float(i) for i in range(2, number + 1)]
+    # 1 + 64 positions, then another buffer.
+    assert len(places) == 2
+    assert first.data_ptr() in places

@@ -334,3 +334,97 @@ def test_a_prompt_is_the_beginning_of_its_conversation():
         prompt = tokenise(chat, talk((U, "hi")), frozenset({EOS})).input_ids
         conversation = tokenise(chat, talk((U, "hi"), (A, "yes")), frozenset({EOS}))
         assert conversation.input_ids[: len(prompt)] == prompt
+
+
+def test_markup_that_reasoning_would_stand_in_is_no_thought_where_more_stands_there():
+    """Only an empty thought is left out: what else the model writes there is its own."""
+    naming = THOUGHTS.replace(
+        "<think>", "<think>{% if not m.reasoning_content %}none{% endif %}", 1
+    )
+    found, notes = learned(naming, talk((U, "a"), (A, "b")))
+    assert found == ["<think>none</think>b</s>"]
+    assert not notes
+
+
+def test_blanks_between_prompt_and_answer_are_the_answers():
+    spaced = CHATML.replace(
+        "{{ m.content }}", "{% if m.role == 'assistant' %}{{ '\\n ' }}{% endif %}{{ m.content }}"
+    )
+    assert learned(spaced, talk((U, "a"), (A, "b"), (U, "c"), (A, "d")))[0] == [
+        "\n b</s>", "\n d</s>"
+    ]  # fmt: skip
+
+
+def test_an_empty_thought_with_blanks_of_its_own_is_left_out():
+    spaced = THOUGHTS.replace(
+        "<think>{% if loop.last %}{{ m.reasoning_content }}{% endif %}</think>",
+        "<think>\n{{ m.reasoning_content }}\n</think>\n\n",
+    ).replace("{% if quick %}<think></think>{% endif %}", "")
+    assert learned(spaced, talk((U, "a"), (A, "b")))[0] == ["b</s>"]
+    messages = [*talk((U, "a")), answer("b", reasoning="so")]
+    assert learned(spaced, messages)[0] == ["<think>\nso\n</think>\n\nb</s>"]
+
+
+@pytest.mark.parametrize("judged", ["{j}:{m}", "{m}{j}"])
+def test_answers_with_blanks_at_their_edges_where_the_template_judges_the_text(judged):
+    judgement = "{{ 'calm' if 'long' in messages[1].content else 'terse' }}"
+    whole = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    template = judged.replace("{j}", judgement).replace("{m}", whole)
+    messages = talk((U, "question"), (A, "  long answer\n"), (U, "more"), (A, " end "))
+    assert learned(template, messages)[0] == ["long answer</s>", "end</s>"]
+
+
+def test_reasoning_of_several_answers_is_noted_once_for_each_that_lacks():
+    messages = [*talk((U, "a")), answer("b", reasoning="one"), *talk((U, "c"))]
+    messages += [answer("d", reasoning="two"), *talk((U, "e")), answer("f", reasoning="three")]
+    found, notes = learned(THOUGHTS, messages)
+    assert found == ["b</s>", "d</s>", "<think>three</think>f</s>"]
+    assert notes == {f"reasoning that {NAME} leaves out": 2}
+
+
+def test_every_given_answer_before_an_open_question_is_noted():
+    messages = talk((U, "a"), (A, "b"), (U, "c"), (A, "d"), (U, "e"))
+    messages[1]["weight"] = 0
+    found, notes = learned(CHATML, messages)
+    assert found == []
+    assert notes == {"given answers before an open question": 2}
+
+
+def test_of_answers_of_which_some_have_no_weight_the_others_are_learned():
+    turns = talk((U, "a"), (A, "b"), (U, "c"), (A, "d"), (U, "e"), (A, "f"))
+    for silent in ([1], [3], [5], [1, 5], [1, 3]):
+        messages = [{**turn, "weight": 0} if i in silent else turn for i, turn in enumerate(turns)]
+        found, notes = learned(CHATML, messages)
+        assert found == [f"{turns[i]['content']}</s>" for i in (1, 3, 5) if i not in silent]
+        assert notes == {"answers of weight 0": len(silent)}
+
+
+def test_where_answers_are_silent_or_left_out_the_template_is_named():
+    users = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    messages = talk((U, "a"), (A, "b"), (U, "c"), (A, "d"))
+    messages[1]["weight"] = 0
+    with pytest.raises(Skipped, match=f"^no answer supervised through {NAME}$"):
+        learned(users, messages)
+    messages[3]["weight"] = 0
+    with pytest.raises(Skipped, match=r"^every answer has weight 0$"):
+        learned(users, messages)
+
+
+@pytest.mark.parametrize("ends", [{EOS}, {EOS, 4}, {4, 5}])
+def test_the_first_of_several_end_tokens_ends_an_answer(ends):
+    template = CHATML.replace("</s>", "<|u|></s>")
+    chat = template_of(template)
+    messages = talk((U, "a"), (A, "b"), (U, "c"), (A, "d"))
+    found = supervised(chat.tokenizer, tokenise(chat, messages, frozenset(ends)))
+    end = "<|u|>" if 4 in ends else "<|u|></s>"
+    assert found == [f"b{end}", f"d{end}"]
+
+
+def test_characters_that_no_text_should_have_are_text_like_any_other():
+    messages = talk((U, "\ue000 a"), (A, "b\ue001\ue000"), (U, "\ue002"), (A, "\ue000"))
+    found, notes = learned(CHATML, messages)
+    assert found == ["b\ue001\ue000</s>", "\ue000</s>"]
+    assert not notes
