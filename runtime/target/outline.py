@@ -157,14 +157,13 @@ class TargetOutline:
         if count == 1:
             return (self.num_layers // 2,)
         last = self.num_layers - 3
-        ids = tuple(round(1 + i * (last - 1) / (count - 1)) for i in range(count))
-        if len(set(ids)) < count:
+        if count > last:
             raise ConfigError(
                 "target.num_features",
                 count,
                 f"must be at most {max(1, last)} for a target of {self.num_layers} layers",
             )
-        return ids
+        return tuple(round(1 + i * (last - 1) / (count - 1)) for i in range(count))
 
     @property
     def unusable(self) -> str | None:
