@@ -1,34 +1,14 @@
-"""How well a drafter drafts: draft-and-verify on held-out prompts, trained against untrained.
-
-``python -m runtime.evaluate`` measures tau (mean tokens per target call, bonus included), checks
-that the speculative text is the target's own greedy text token for token, and compares speeds. All
-three decoders answer the same prompts one at a time.
-"""
+"""``python -m runtime.evaluate``: measures a drafter on held-out prompts."""
 
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from maskgen.border import after_result
-from maskgen.progress import Progress, say
-from runtime.dflash.scores import DrafterScore, EvaluationResult, Mismatch
 from runtime.options import Command, config_options, devices_option, overriding
-
-if TYPE_CHECKING:
-    from runtime.data.dataset import Dataset
-    from runtime.dflash.drafter import Drafter, DrafterConfig
-    from runtime.dflash.settings import DFlashConfig
-    from runtime.dflash.speculate import Decoded
-    from runtime.target.model import Target
-
-RESULT_FILE = "evaluate.json"
-WARM_UP_TOKENS = 4
 
 
 @click.command(cls=Command)
@@ -52,6 +32,7 @@ def main(
 
     Exits with 3 when a speculative text differs from the target's own by more than rounding.
     """
+    from runtime.dflash.evaluation import evaluate, keep_result
     from runtime.dflash.settings import as_dflash
     from runtime.methods import read_run
 
@@ -69,223 +50,6 @@ def main(
         click.echo(f'next: python -m runtime.generate --drafter {folder} --prompt "..."')
     if not result.exact:
         sys.exit(3)
-
-
-def evaluate(config: "DFlashConfig", drafter_folder: str | Path | None = None) -> EvaluationResult:
-    """Measure the drafter of a run file.
-
-    Args:
-        config: The run file.
-        drafter_folder: A published drafter; the run's own if left out.
-    """
-    from runtime.data.dataset import open_splits
-    from runtime.dflash.capabilities import DECODING, Request, check_request
-    from runtime.dflash.folder import CONFIG_FILE, TRAIN, same_target
-    from runtime.errors import CheckpointError
-    from runtime.export import load_published
-    from runtime.ranks.devices import enter_thread, place
-    from runtime.target.model import Target
-    from runtime.training.inputs import check_prepared, run_specs
-
-    run_folder = Path(config.run.folder)
-    folder = Path(drafter_folder) if drafter_folder else run_folder / "drafter"
-    placement = place(config.run.devices, dtype=config.target.dtype, threads=config.run.threads)
-    # Another trainer's drafter has nothing to do with the run file's masks.
-    specs = {} if drafter_folder or not config.masks else run_specs(config)
-    check_request(Request(config=config, specs=specs, placement=placement), (DECODING,))
-    device, dtype = placement.devices[0], placement.compute_dtype
-    enter_thread(device, placement.threads)
-    train, heldout = open_splits(config.data.folder)
-    check_prepared(config, heldout)
-    if not drafter_folder and not (folder / CONFIG_FILE).exists():
-        raise CheckpointError(f"there is no drafter in {run_folder}; {TRAIN}")
-    drafter = load_published(folder, device=device, dtype=dtype)
-    say(f"loading target {config.target.model}")
-    target = Target.load(config.target.model, device=device, dtype=dtype)
-    heldout.check_target(target.digest, heldout.layer_ids)
-    made_for = same_target(folder, target, say)
-    untrained = _untrained(target, drafter.config, heldout, train, config)
-    result = evaluate_drafter(target, drafter, heldout, config, untrained=untrained.to(dtype))
-    return replace(result, same_target=made_for)
-
-
-def keep_result(config: "DFlashConfig", result: EvaluationResult, *, draw: bool) -> None:
-    """Write ``evaluate.json`` into the run folder.
-
-    Args:
-        config: The run file.
-        result: From ``evaluate``.
-        draw: Whether the run's picture is drawn again, with tau at both ends.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    from cache.causes import naming
-    from runtime.training.picture import draw_run
-
-    folder = Path(config.run.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result.as_dict(), indent=1) + "\n"
-    with naming(folder / RESULT_FILE):
-        (folder / RESULT_FILE).write_text(text, encoding="utf-8")
-    if draw:
-        draw_run(folder, (result.untrained.tau, result.trained.tau))
-
-
-def _untrained(
-    target: "Target",
-    network: "DrafterConfig",
-    heldout: "Dataset",
-    train: "Dataset",
-    config: "DFlashConfig",
-) -> "Drafter":
-    """Where a run's drafter starts from; of a drafter that reads other layers, a random start."""
-    import torch
-
-    from runtime.dflash.initialise import initial_drafter, random_start
-    from runtime.export import servable
-
-    if network.target_layer_ids == heldout.layer_ids:
-        scale = torch.tensor(heldout.feature_scale, dtype=torch.float32, device=target.device)
-        return servable(initial_drafter(target, train, config, network), scale)
-    generator = torch.Generator(device="cpu").manual_seed(config.run.seed)
-    return servable(random_start(network, generator, device=target.device))
-
-
-def evaluate_drafter(
-    target: "Target",
-    drafter: "Drafter",
-    dataset: "Dataset",
-    config: "DFlashConfig",
-    *,
-    untrained: "Drafter",
-) -> EvaluationResult:
-    """Decode held-out prompts greedily, and with both drafters.
-
-    Args:
-        target: The target.
-        drafter: Takes raw features (``export.servable``); on the target's device, in its dtype.
-        dataset: The held-out split.
-        config: ``evaluate.prompts`` and ``evaluate.max_new_tokens`` are read.
-        untrained: Where the drafter started from; as ``drafter``.
-
-    Raises:
-        NoSamplesError: No held-out sample has a prompt and an answer that is not repetition.
-    """
-    from runtime.data.answers import distinct_share
-    from runtime.dflash.speculate import DraftSession, greedy
-
-    prompts = {i: _prompt(dataset, i) for i in range(len(dataset))}
-    usable = {i: prompt for i, prompt in prompts.items() if prompt}
-    limit, wanted = config.evaluate.max_new_tokens, config.evaluate.prompts
-    sessions = [DraftSession(target, which) for which in (drafter, untrained)]
-    for prompt in list(usable.values())[:1]:
-        # The first calls on a device pay for its set-up.
-        greedy(target, prompt, min(limit, WARM_UP_TOKENS))
-        for session in sessions:
-            session.generate(prompt, min(limit, WARM_UP_TOKENS))
-    own: dict[int, Decoded] = {}
-    drafted: tuple[dict[int, Decoded], dict[int, Decoded]] = ({}, {})
-    repetitive = 0
-    with Progress("evaluate", min(wanted, len(usable))) as progress:
-        for i, prompt in usable.items():
-            if len(own) == wanted:
-                break
-            answer = greedy(target, prompt, limit)
-            if distinct_share(answer.tokens) < config.data.min_distinct_4grams:
-                repetitive += 1
-                continue
-            own[i] = answer
-            for session, answers in zip(sessions, drafted, strict=True):
-                answers[i] = session.generate(prompt, limit)
-            progress.advance()
-    if not own:
-        raise _no_prompts(dataset, len(prompts) - len(usable), repetitive)
-    size = drafter.config.draft_block_size
-    scores = [_score(target, prompts, answers, own, size) for answers in drafted]
-    return EvaluationResult(
-        prompts=len(own),
-        without_prompt=len(prompts) - len(usable),
-        repetitive=repetitive,
-        max_new_tokens=limit,
-        draft_block_size=size,
-        device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        greedy_tokens_per_s=_speed(own),
-        trained=scores[0],
-        untrained=scores[1],
-    )
-
-
-def _no_prompts(dataset: "Dataset", without_prompt: int, repetitive: int) -> Exception:
-    from runtime.data.folder import PREPARE
-    from runtime.errors import NoSamplesError
-
-    return NoSamplesError(
-        f"{dataset.folder} must hold a held-out sample to evaluate on; set data.heldout and "
-        f"{PREPARE}",
-        {"without a prompt": without_prompt, "repetitive answer": repetitive},
-    )
-
-
-def _prompt(dataset: "Dataset", i: int) -> list[int]:
-    sample = dataset.sample(i)
-    return [int(token) for token in sample.input_ids[: sample.prompt_len]]
-
-
-def _score(
-    target: "Target",
-    prompts: Mapping[int, Sequence[int]],
-    answers: "Mapping[int, Decoded]",
-    own: "Mapping[int, Decoded]",
-    draft_block_size: int,
-) -> DrafterScore:
-    kept = [count for answer in answers.values() for count in answer.kept]
-    calls = max(len(kept), 1)
-    found = (
-        _compare(target, i, prompts[i], answer.tokens, own[i].tokens)
-        for i, answer in answers.items()
-    )
-    slots = range(1, draft_block_size)
-    return DrafterScore(
-        tau=sum(kept) / calls,
-        target_calls=len(kept),
-        new_tokens=sum(kept),
-        kept=tuple(kept.count(size) for size in (*slots, draft_block_size)),
-        acceptance=tuple(sum(count > slot for count in kept) / calls for slot in slots),
-        tokens_per_s=_speed(answers),
-        mismatches=tuple(mismatch for mismatch in found if mismatch is not None),
-    )
-
-
-def _compare(
-    target: "Target",
-    i: int,
-    prompt: Sequence[int],
-    speculative: Sequence[int],
-    greedy: Sequence[int],
-) -> Mismatch | None:
-    if tuple(speculative) == tuple(greedy):
-        return None
-    from runtime.dflash.speculate import choice_gap
-
-    longest = max(len(speculative), len(greedy))
-    tokens = [[*text, *[None] * (longest - len(text))] for text in (speculative, greedy)]
-    position = next(at for at in range(longest) if tokens[0][at] != tokens[1][at])
-    is_cut = position == min(len(speculative), len(greedy))
-    return Mismatch(
-        prompt=i,
-        position=position,
-        speculative=tokens[0][position],
-        greedy=tokens[1][position],
-        gap=None if is_cut else choice_gap(target, prompt, speculative),
-    )
-
-
-def _speed(answers: "Mapping[int, Decoded]") -> float:
-    seconds = sum(answer.seconds for answer in answers.values())
-    tokens = sum(sum(answer.kept) for answer in answers.values())
-    return tokens / seconds if seconds else 0.0
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 from cache.atomic import sync_folder
 from maskgen.progress import say
-from runtime.data.answers import Answer
+from runtime.data.answer import Answer
 from runtime.errors import DatasetError
 from runtime.files.sealed import json_digest
 

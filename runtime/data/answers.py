@@ -5,29 +5,19 @@ it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+from runtime.data.answer import Answer
 from runtime.target.model import Target
 
 ROOM = 64
 """Positions by which a full KV buffer grows."""
 COMPACT_BELOW = 0.85
 """Share of rows still running below which the others are taken out of the batch."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """The answer to one prompt of P tokens."""
-
-    token_ids: list[int]
-    """A tokens; the last is an end token when ``ended``."""
-    ended: bool
-    """Whether the model ended it; otherwise its limit did."""
 
 
 class KVBuffer(DynamicLayer):  # type: ignore[misc]
@@ -109,12 +99,6 @@ def answer_all(
 def step_count(prompts: Sequence[Sequence[int]], limits: Sequence[int], batch: int) -> int:
     """Steps that ``answer_all`` reports, for a progress bar."""
     return sum(max(limits[row] for row in rows) for rows in _batches(prompts, batch))
-
-
-def distinct_share(token_ids: Sequence[int], n: int = 4) -> float:
-    """Share of an answer's n-grams that are distinct; 1.0 for fewer than n tokens."""
-    grams = [tuple(token_ids[i : i + n]) for i in range(len(token_ids) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def _batches(prompts: Sequence[Sequence[int]], batch: int) -> Iterator[list[int]]:

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from maskgen.progress import Progress, say
 from runtime.config import DataConfig
+from runtime.data.answer import Answer, distinct_share
 from runtime.data.answer_store import AnswerStore
-from runtime.data.answers import Answer, answer_all, distinct_share, step_count
+from runtime.data.answers import answer_all, step_count
 from runtime.data.dataset import Sample
 from runtime.data.features import features_of, is_finite, scale_of
 from runtime.errors import SampleTooLongError
@@ -257,29 +258,6 @@ class SampleMaker:
             else:
                 self.counts.drop("features not finite", draft.source)
         return kept
-
-
-def split(
-    samples: Sequence[Sample], heldout: int, seed: int, *, file: int | None = None
-) -> tuple[list[Sample], list[Sample]]:
-    """Keep ``heldout`` samples out of training, chosen by the hash of seed and prompt.
-
-    Args:
-        samples: All of them, in any order; identities differ.
-        heldout: How many to keep out.
-        seed: Keys the choice.
-        file: Choose among the samples of this prompt file only; of all files when None.
-
-    Returns:
-        Train and held-out samples, each in the order given.
-    """
-    eligible = [sample for sample in samples if file is None or sample.file == file]
-    ranked = sorted(eligible, key=lambda sample: _sha256(f"{seed}:{sample.identity}"))
-    chosen = {sample.identity for sample in ranked[:heldout]}
-    return (
-        [sample for sample in samples if sample.identity not in chosen],
-        [sample for sample in samples if sample.identity in chosen],
-    )
 
 
 def to_samples(drafts: Sequence[Draft]) -> list[Sample]:

@@ -16,6 +16,7 @@ from runtime.config import Config, shaping_settings
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.plan import StepPlan
+from runtime.data.prepared import check_prepared
 from runtime.dflash.capabilities import Request, check_request
 from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError, DatasetError
@@ -66,7 +67,7 @@ def open_session(
     check_request(request)
     dataset = Dataset.open(config.data.folder, "train")
     _check_features(config, dataset)
-    check_prepared(config, dataset)
+    check_prepared(config.data, dataset)
     check_request(replace(request, features=dataset.meta["features"]))
     contexts = tuple(specs)
     if dataset.meta["context"] > contexts[-1]:
@@ -103,48 +104,6 @@ def _check_features(config: DFlashConfig, dataset: Dataset) -> None:
         raise DatasetError(
             f"{dataset.folder} was prepared with data.features = {held!r}, and the run asks for "
             f"{asked!r}; {PREPARE}"
-        )
-
-
-def sample_settings(config: DFlashConfig) -> dict[str, Any]:
-    """The settings of ``[data]`` that decide what the samples of a folder are."""
-    names = ("max_new_tokens", "min_answer_tokens", "min_distinct_4grams", "too_long")
-    return {name: getattr(config.data, name) for name in names}
-
-
-def check_prepared(config: DFlashConfig, dataset: Dataset) -> None:
-    """Refuse data that were prepared by other settings than the run file's.
-
-    Prompt files are not compared: a run needs none of them.
-
-    Raises:
-        DatasetError: A setting, or the chat template, its text or its keywords differ.
-        ConfigError: The template is a file that cannot be read.
-    """
-    held = dict(dataset.meta.get("settings", {}))
-    held |= {k: v for k, v in dataset.meta.get("split", {}).items() if k == "heldout"}
-    for name, asked in {**sample_settings(config), "heldout": config.data.heldout}.items():
-        if held.get(name, asked) != asked:
-            raise DatasetError(
-                f"{dataset.folder} was prepared with data.{name} = {held[name]!r}, and the run "
-                f"asks for {asked!r}; {PREPARE}"
-            )
-    _check_template(config, dataset)
-
-
-def _check_template(config: DFlashConfig, dataset: Dataset) -> None:
-    from runtime.prompts.template import TemplateChoice
-
-    asked = TemplateChoice.read(config.data.chat_template, config.data.template).as_dict()
-    held = dataset.meta.get("template", TemplateChoice().as_dict())
-    if asked != held:
-        shown = [
-            json.dumps({k: choice[k] for k in ("chat_template", "keywords")})
-            for choice in (held, asked)
-        ]
-        raise DatasetError(
-            f"{dataset.folder} was rendered with {shown[0]}, and the run asks for "
-            f"{'another text of it' if shown[0] == shown[1] else shown[1]}; {PREPARE}"
         )
 
 

@@ -9,8 +9,8 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file, save_file
 
+from runtime.data.answer import Answer
 from runtime.data.answer_store import AnswerStore
-from runtime.data.answers import Answer
 from runtime.data.dataset import Dataset, Sample, open_splits, write_dataset
 from runtime.data.folder import check_writable, path_of, state_of
 from runtime.dflash.config import DrafterConfig

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from runtime.data.answer import Answer
 from runtime.data.answer_store import AnswerStore
-from runtime.data.answers import Answer
 from runtime.files.sealed import write_sealed
 from runtime.training.metrics import MetricsLog
 from tests.cache.test_durability import Disk

@@ -8,13 +8,13 @@ from click.testing import CliRunner
 from runtime import evaluate
 from runtime.config import parse_config
 from runtime.data.dataset import Dataset
-from runtime.dflash import speculate
+from runtime.dflash import evaluation
+from runtime.dflash.evaluation import evaluate_drafter
 from runtime.dflash.folder import target_record
 from runtime.dflash.initialise import drafter_config, initial_drafter, random_start
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.speculate import DraftSession, greedy
 from runtime.errors import CheckpointError, NoSamplesError
-from runtime.evaluate import evaluate_drafter
 from runtime.export import save_published
 from tests.runtime.tiny_llama import prompts, save_dataset, save_target
 
@@ -92,13 +92,13 @@ def test_number_of_prompts(workplace, parts):
 def test_repetition_is_left_out_and_counted(workplace, parts, monkeypatch):
     root, target = workplace
     loops = [prompts(4)[2]]
-    real = speculate.greedy
+    real = evaluation.greedy
 
     def answer(target, ids, limit):
         found = real(target, ids, limit)
         return dataclasses.replace(found, tokens=(7,) * limit) if ids in loops else found
 
-    monkeypatch.setattr(speculate, "greedy", answer)
+    monkeypatch.setattr(evaluation, "greedy", answer)
     config = settings(root)
     config["data"]["min_distinct_4grams"] = 0.1
     _, drafter, heldout, untrained = parts
@@ -123,7 +123,7 @@ def test_samples_without_a_prompt_are_counted(workplace, parts):
 def test_a_difference_is_shown_with_its_place_and_gap(workplace, parts, monkeypatch):
     root, target = workplace
     ids = prompts(4)[1]
-    real = speculate.greedy
+    real = evaluation.greedy
 
     def answer(target, ids_, limit):
         found = real(target, ids_, limit)
@@ -132,7 +132,7 @@ def test_a_difference_is_shown_with_its_place_and_gap(workplace, parts, monkeypa
         tokens = (*found.tokens[:3], (found.tokens[3] + 1) % 24)
         return dataclasses.replace(found, tokens=tokens)
 
-    monkeypatch.setattr(speculate, "greedy", answer)
+    monkeypatch.setattr(evaluation, "greedy", answer)
     result = run(root, parts)
     own = greedy(target, ids, LIMIT).tokens
     for score in (result.trained, result.untrained):
@@ -158,12 +158,12 @@ def test_a_drafter_slower_than_the_target_is_explained(workplace, parts, speed, 
 
 
 def test_a_text_that_ends_early_is_a_difference(workplace, parts, monkeypatch):
-    real = speculate.greedy
+    real = evaluation.greedy
 
     def answer(target, ids, limit):
         return dataclasses.replace(real(target, ids, limit), tokens=real(target, ids, 4).tokens)
 
-    monkeypatch.setattr(speculate, "greedy", answer)
+    monkeypatch.setattr(evaluation, "greedy", answer)
     found = run(workplace[0], parts).trained.mismatches
     longer = [i for i in range(3) if len(real(parts[0], prompts(4)[i + 1], 5).tokens) > 4]
     assert [m.prompt for m in found] == longer
@@ -174,7 +174,7 @@ def test_a_text_that_ends_early_is_a_difference(workplace, parts, monkeypatch):
 def test_a_missing_token_is_no_tie(workplace, parts, monkeypatch, short):
     # What is there is the target's choice throughout, and yet the texts differ.
     ids = next(p for p in prompts(4)[1:] if len(greedy(parts[0], p, LIMIT).tokens) > 4)
-    owner, name = (speculate, "greedy") if short == "greedy" else (DraftSession, "generate")
+    owner, name = (evaluation, "greedy") if short == "greedy" else (DraftSession, "generate")
     real = getattr(owner, name)
 
     def answer(self, ids_, limit):
@@ -277,13 +277,13 @@ def test_command_prints_a_table(run_file):
 
 
 def test_command_exits_with_3_on_a_real_difference(run_file, monkeypatch):
-    real = speculate.greedy
+    real = evaluation.greedy
 
     def answer(target, ids, limit):
         return dataclasses.replace(real(target, ids, limit), tokens=(5,) * limit)
 
-    monkeypatch.setattr(speculate, "greedy", answer)
-    monkeypatch.setattr(speculate, "choice_gap", lambda *_: 2.0)
+    monkeypatch.setattr(evaluation, "greedy", answer)
+    monkeypatch.setattr(evaluation, "choice_gap", lambda *_: 2.0)
     result = CliRunner().invoke(evaluate.main, ["--config", str(run_file)])
     assert result.exit_code == 3
     assert "2 below the best" in result.stdout

@@ -14,9 +14,10 @@ from runtime.data.dataset import Dataset
 from runtime.data.folder import path_of, read_meta
 from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
-from runtime.prepare import largest_context, main
+from runtime.prepare import main
 from runtime.prompts.conversation import check_messages
 from runtime.target.model import Target
+from runtime.training.inputs import run_specs
 from tests.runtime.tiny_text import byte_target
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
@@ -455,15 +456,16 @@ def test_folder_of_other_files(run, tmp_path, monkeypatch, name):
     assert (tmp_path / "data" / name).read_text() == '{"precious": 1}'
 
 
-def test_the_largest_context_is_that_of_the_runs_own_entries():
+def test_the_contexts_are_those_of_the_runs_own_entries():
     entries = [
         {"name": "causal", "family": "causal", "Q_LEN": 9999},
         {**OWN, "context": [64, 256]},
         {**OWN, "name": "other", "context": 512},
     ]
-    assert largest_context(parse_config({"masks": {"entry": entries}}, DFlashConfig)) == 256
+    config = parse_config({"masks": {"entry": entries}}, DFlashConfig)
+    assert list(run_specs(config)) == [64, 256]
     with pytest.raises(ConfigError, match="must name an entry of"):
-        largest_context(parse_config({"masks": {"entry": entries[:1]}}, DFlashConfig))
+        run_specs(parse_config({"masks": {"entry": entries[:1]}}, DFlashConfig))
 
 
 def test_help_does_not_import_torch():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.data.answer import Answer
 from runtime.data.answer_store import AnswerStore
-from runtime.data.answers import Answer
 from runtime.errors import DatasetError
 
 DIGEST = "5" * 64

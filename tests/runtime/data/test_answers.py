@@ -2,7 +2,8 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from runtime.data.answers import KVBuffer, answer_all, distinct_share, step_count
+from runtime.data.answer import distinct_share
+from runtime.data.answers import KVBuffer, answer_all, step_count
 from tests.runtime.tiny_llama import prompts, tiny_target
 
 

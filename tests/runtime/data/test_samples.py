@@ -7,10 +7,11 @@ from tokenizers.processors import TemplateProcessing
 
 from runtime.config import DataConfig
 from runtime.data import samples
+from runtime.data.answer import Answer
 from runtime.data.answer_store import AnswerStore
-from runtime.data.answers import Answer
 from runtime.data.dataset import Sample
-from runtime.data.samples import SampleMaker, split, to_samples
+from runtime.data.samples import SampleMaker, to_samples
+from runtime.data.split import split
 from runtime.errors import ConfigError, SampleTooLongError
 from runtime.prompts.counts import Counts
 from runtime.prompts.records import Record

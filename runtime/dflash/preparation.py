@@ -1,0 +1,50 @@
+"""Data of a drafter's run: samples, and the target's features of them."""
+
+from functools import partial
+from typing import Any
+
+from runtime.data.preparation import Preparation
+from runtime.dflash.capabilities import Request, check_request
+from runtime.dflash.embedding import fed_scale
+from runtime.dflash.settings import DFlashConfig
+from runtime.ranks.devices import Placement, place
+from runtime.training.inputs import run_specs
+from runtime.training.targets import fit_drafter
+
+
+def prepare(config: DFlashConfig) -> dict[str, Any]:
+    """Write the data folder of a run file, or leave it where it is up to date.
+
+    Returns:
+        The rows of the closing table, see ``runtime.data.preparation``.
+
+    Raises:
+        ConfigError: A part of the product cannot do what is asked, or ``Preparation.run`` refuses
+            it, whose other errors pass through.
+        MaskSpecError: ``[masks]`` is wrong.
+    """
+    devices = config.run.devices.split(",")
+    # One device does all the work here, so it gets the cores that workers would share.
+    placement = place(devices[0], dtype=config.target.dtype, threads=config.run.threads)
+    stores = _stores(config.data.features, placement)
+    request = Request(
+        config=config,
+        specs=run_specs(config),
+        placement=placement,
+        ranks=len(devices),
+        features="stored" if stores else "online",
+    )
+    check_request(request)
+    return Preparation(
+        config=config,
+        placement=placement,
+        context=max(request.specs),
+        num_features=config.target.num_features,
+        stores=stores,
+        fit=partial(fit_drafter, request),
+        check=partial(fed_scale, embedding=config.drafter.embedding),
+    ).run()
+
+
+def _stores(features: str, placement: Placement) -> bool:
+    return placement.kind == "cpu" if features == "auto" else features == "stored"
