@@ -4,22 +4,18 @@ Most modules return rows of their weight; Gemma's multiplies them by the root of
 drafter shares the weight alone, so the factor is a number in its config.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from runtime.dflash.config import DrafterConfig
 from runtime.errors import ConfigError
-
-if TYPE_CHECKING:
-    from runtime.dflash.config import DrafterConfig
-    from runtime.target.outline import TargetOutline
+from runtime.target.outline import TargetOutline
 
 PROBES = 64
 """Rows that are compared, spread over the vocabulary."""
 
 
 @torch.no_grad()
-def module_scale(target: "TargetOutline") -> float | None:
+def module_scale(target: TargetOutline) -> float | None:
     """The constant by which the target's embedding module multiplies the rows of its weight.
 
     None where it does something else with them.
@@ -39,7 +35,7 @@ def module_scale(target: "TargetOutline") -> float | None:
     return scale if fits else None
 
 
-def fed_scale(target: "TargetOutline", embedding: str) -> float:
+def fed_scale(target: TargetOutline, embedding: str) -> float:
     """``DrafterConfig.embedding_scale`` of a run.
 
     Args:
@@ -60,7 +56,7 @@ def fed_scale(target: "TargetOutline", embedding: str) -> float:
     return scale
 
 
-def serving_note(config: "DrafterConfig", target: "TargetOutline | None" = None) -> str | None:
+def serving_note(config: DrafterConfig, target: TargetOutline | None = None) -> str | None:
     """One line where a server feeds the drafter otherwise than it is trained; else None.
 
     Args:

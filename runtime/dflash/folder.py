@@ -13,18 +13,16 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cache.atomic import staging_folder, sync_folder, temp_prefix
 from cache.causes import naming
-from runtime.errors import CheckpointError
+from runtime.dflash.config import DrafterConfig
+from runtime.errors import CheckpointError, ConfigError
 from runtime.files.digests import sha256_of_file
 from runtime.files.lock import folder_lock
 from runtime.files.sealed import UNSEALED, DamagedError, read_sealed, seal
-
-if TYPE_CHECKING:
-    from runtime.dflash.config import DrafterConfig
-    from runtime.target.model import Target
+from runtime.target.model import Target
 
 FORMAT = 2
 CONFIG_FILE = "config.json"
@@ -50,16 +48,13 @@ HARMLESS = (
 """Of those, what a trainer leaves behind."""
 
 
-def read_network(folder: Path) -> "DrafterConfig":
+def read_network(folder: Path) -> DrafterConfig:
     """The network of a drafter folder.
 
     Raises:
         CheckpointError: There is no drafter, ``config.json`` says something that the network here
             does not do, or another file would change it. The message names the file.
     """
-    from runtime.dflash.config import DrafterConfig
-    from runtime.errors import ConfigError
-
     path = folder / CONFIG_FILE
     published = _read_object(path, "a drafter's config")
     if published is None:
@@ -158,7 +153,7 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
     return {"format": UNSEALED, **record}
 
 
-def same_target(folder: str | Path, target: "Target", report: Callable[[str], None]) -> bool | None:
+def same_target(folder: str | Path, target: Target, report: Callable[[str], None]) -> bool | None:
     """Whether a drafter was trained for this target; None where its folder does not say.
 
     Args:

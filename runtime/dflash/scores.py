@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from runtime.training.metrics import strict
+
 TIE: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.5}
 """Largest difference of two logits, by dtype, that the rounding of calls of different lengths can
 turn around; a few roundings of a logit of about 20."""
@@ -82,8 +84,6 @@ class EvaluationResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as ``evaluate.json`` holds them."""
-        from runtime.training.metrics import strict
-
         values: dict[str, Any] = strict({**asdict(self), "exact": self.exact})
         return values
 

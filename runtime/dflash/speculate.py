@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.cache_utils import DynamicCache
 
 from runtime.dflash.drafter import Drafter, KeyValue
 from runtime.errors import CheckpointError, ConfigError
@@ -47,9 +48,6 @@ class _Sequence:
     """
 
     def __init__(self, target: Target, layer_ids: Sequence[int] = ()) -> None:
-        # Only decoding needs this import.
-        from transformers import DynamicCache
-
         self._target = target
         self._layer_ids = layer_ids
         # Without a config every layer keeps all its keys, so that sliding ones can be rewound too.

@@ -192,20 +192,16 @@ def _connect(store: Any, device: torch.device, rank: int, size: int) -> Any:
 
 def _backend(prefixed: Any, device: torch.device, rank: int, size: int) -> Any:
     if device.type == "cuda":
-        from torch.distributed import ProcessGroupNCCL
-
         torch.cuda.set_device(device)
         # A collective's few blocks go before the many that the backward pass has waiting.
-        options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = TIMEOUT
-        backend: Any = ProcessGroupNCCL(prefixed, rank, size, options)
+        backend: Any = distributed.ProcessGroupNCCL(prefixed, rank, size, options)
         # The first collective sets the connections up, which a capture could not.
         backend.allreduce([torch.zeros(1, dtype=torch.float32, device=device)]).wait()
         torch.cuda.synchronize(device)
         return backend
-    from torch.distributed import ProcessGroupGloo
-
-    return ProcessGroupGloo(prefixed, rank, size, TIMEOUT)
+    return distributed.ProcessGroupGloo(prefixed, rank, size, TIMEOUT)
 
 
 def on_every_rank(

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from runtime.errors import TargetNotFoundError
 from runtime.target.files import JSON_FILES, TargetFiles, check_kind, damaged, read_object
 
@@ -54,8 +56,6 @@ def _is_known(config: dict[str, Any]) -> bool:
 
 def _check_weights(path: Path) -> None:
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-
         try:
             with safe_open(path, framework="pt"):
                 return
@@ -92,8 +92,6 @@ def _check_dtypes(files: TargetFiles, config: dict[str, Any], weights: Sequence[
 
 
 def _check_plain(path: Path) -> None:
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as stream:
         for key in stream.keys():  # noqa: SIM118 - it is no mapping
             dtype = stream.get_slice(key).get_dtype()
