@@ -19,10 +19,11 @@ from cache.errors import (
     VersionNotFoundError,
 )
 from cache.format import SECTIONS, array_document, array_key, chunk_key, version_key
+from cache.opening import open_store
 from cache.place import prefix_of, staged
 from cache.reader import VersionReader
 from cache.source import FolderSource, Source, read_part
-from cache.store import Store, open_store
+from cache.store import Store
 from cache.unpublished import make_folders
 from cache.verify import findings_of
 from cache.writer import StoreWriter

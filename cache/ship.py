@@ -21,11 +21,12 @@ from cache.errors import (
     StoreWriteError,
 )
 from cache.format import ROOT_KEY, SECTIONS, array_document, array_key, root_document, version_key
+from cache.opening import open_store
 from cache.place import followed
 from cache.reader import VersionReader
 from cache.receive import Shipment, receive, sound_chunk
 from cache.remote import url_source
-from cache.store import Store, open_store
+from cache.store import Store
 from cache.upload import RemoteWriter
 from cache.verify import findings_of
 from cache.version import Version
