@@ -137,6 +137,8 @@ class Counting:
 
     def extend(self, ids, cache, **options):
         self.fed.append(tuple(ids.shape))
+        assert options["last_only"], "logits of a whole prompt may be gigabytes"
+        assert {type(layer) for layer in cache.layers} == {KVBuffer}
         return self.target.extend(ids, cache, **options)
 
 

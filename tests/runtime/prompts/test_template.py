@@ -212,6 +212,7 @@ def test_a_prompt_ends_where_an_answer_begins_and_only_when_asked():
     assert template.render(hello, answer_next=True) == template.render(hello) + "<assistant>\n"
     tagged = of(TAGGED).render_tagged(hello, answer_next=True)
     assert tagged == ("<|u|>user:hi<|u|>assistant:", [])
+    assert of(TAGGED).render_tagged(hello) == ("<|u|>user:hi", [])
 
 
 def test_the_characters_within_generation_tags_are_told_of_each_answer():

@@ -353,3 +353,88 @@ def test_hub_name_that_is_nowhere(monkeypatch):
     monkeypatch.setattr("transformers.utils.cached_file", offline)
     with pytest.raises(TargetNotFoundError, match=r"some/model.*nor a model that the hub"):
         Target.load("some/model")
+
+
+def test_features_come_in_the_order_asked_and_one_layer_may_come_twice(target):
+    tokens = ids(2, 5)
+    alone = {layer: target.features(tokens, [layer]) for layer in (0, 2, 5)}
+    for order in ((5, 0, 2), (2, 2), (0, 5)):
+        expected = torch.cat([alone[layer] for layer in order], dim=-1)
+        assert torch.equal(target.features(tokens, order), expected)
+        _, found = target.extend(tokens, target.new_cache(), layer_ids=order)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_extend_counts_positions_on_unless_they_are_given(target):
+    tokens, cache = ids(1, 8), target.new_cache()
+    whole = target.logits(tokens)
+    first, nothing = target.extend(tokens[:, :5], cache)
+    assert nothing is None
+    assert first.shape == (1, 5, 24)
+    counted, _ = target.extend(tokens[:, 5:7], cache)
+    given, _ = target.extend(tokens[:, 7:], cache, position_ids=torch.tensor([[7]]))
+    found = torch.cat([first, counted, given], dim=1)
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-5)
+    cache.crop(-1)
+    other, _ = target.extend(tokens[:, 7:], cache, position_ids=torch.tensor([[9]]))
+    assert not torch.allclose(other, given, atol=1e-4)
+
+
+def test_no_call_keeps_what_a_gradient_needs_or_what_a_call_before_it_saw(target):
+    tokens = ids(2, 6)
+    with torch.enable_grad():
+        found = (
+            target.features(tokens, [1]),
+            target.logits(tokens),
+            *target.extend(tokens, target.new_cache(), layer_ids=[1]),
+        )
+    assert not any(tensor.requires_grad for tensor in found)
+    assert torch.equal(target.logits(tokens), found[1])
+    assert target.new_cache().get_seq_length() == 0
+    assert target.new_cache() is not target.new_cache()
+
+
+def test_autocast_of_the_caller_changes_nothing(target):
+    tokens = ids(1, 6)
+    plain = target.features(tokens, [1, 3]), target.logits(tokens)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.is_autocast_enabled("cpu")
+        features, logits = target.features(tokens, [1, 3]), target.logits(tokens)
+        extended, _ = target.extend(tokens, target.new_cache())
+    assert (features.dtype, logits.dtype, extended.dtype) == (torch.float32,) * 3
+    assert torch.equal(features, plain[0])
+    assert torch.equal(logits, plain[1])
+    torch.testing.assert_close(extended, plain[1], rtol=0, atol=1e-5)
+
+
+def test_layers_that_return_something_else_are_refused_by_their_shape():
+    target = tiny_target()
+    once = target.layers[2].forward
+    target.layers[2].forward = lambda hidden, *args, **options: once(hidden, *args, **options)[0]
+    with pytest.raises(ConfigError) as caught:
+        target.features(ids(1, 4), [2])
+    assert str(caught.value) == (
+        "target.model = 'tiny': its layers return (4, 32), not [B, S, hidden size]"
+    )
+
+
+def test_a_twin_says_of_itself_what_its_target_says():
+    target = byte_target()
+    twin = target.on(target.device)
+    assert isinstance(twin, Target)
+    assert twin is not target
+    assert (twin.name, twin.digest, twin.tokenizer) == ("bytes", "d" * 64, target.tokenizer)
+    assert twin.dtype == target.dtype
+    elsewhere = target.on(torch.device("meta"))
+    assert elsewhere.device.type == "meta"
+    assert target.device.type == "cpu"
+    assert tiny_target().digest == ""
+
+
+def test_a_target_is_loaded_where_it_is_asked_for_whatever_the_callers_device(tmp_path):
+    expected = save_target(tmp_path).model.state_dict()
+    with torch.device("meta"):
+        target = Target.load(str(tmp_path))
+    assert (target.device.type, target.dtype, target.name) == ("cpu", torch.float32, str(tmp_path))
+    assert all(torch.equal(target.model.state_dict()[name], expected[name]) for name in expected)
+    assert Target.load(tmp_path, dtype=torch.float16).dtype == torch.float16
