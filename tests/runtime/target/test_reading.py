@@ -69,7 +69,7 @@ def test_no_code_is_trusted_and_no_network_asked_for_files(folder, monkeypatch, 
     for source, options in asked.values():
         assert source == ("some/model" if hub else str(folder))
         assert options["trust_remote_code"] is False
-        assert ("local_files_only" in options) == (not hub)
+        assert options.get("local_files_only", False) is not hub
         assert "gguf_file" not in options
 
 
