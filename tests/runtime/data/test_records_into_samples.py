@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from runtime.data import samples as samples_module
-from runtime.data.answers import Answer
-from runtime.data.samples import split, to_samples
+from runtime.data.answer import Answer
+from runtime.data.samples import to_samples
+from runtime.data.split import split
 from runtime.errors import SampleTooLongError
 from runtime.prompts.records import Record
 from tests.runtime.data.test_samples import (
