@@ -469,3 +469,23 @@ def test_both_counts_of_a_warm_up_are_said(tmp_path, compiled, monkeypatch):
     assert loaded == f"loaded 3 warm-up artifacts, 13 bytes, {path}"
     assert reused == "compiled code: 41 graphs reused, 7 compiled anew"
     assert saved == f"saved 3 warm-up artifacts, 13 bytes, {path}"
+
+
+def test_code_that_is_compiled_again_does_not_replace_what_was_loaded(tmp_path, torch_of):
+    run_once(tmp_path, torch_of, "a b", trust=False)
+    run_once(tmp_path, torch_of, "b  a", trust=True)
+    assert artifact_file(tmp_path)._payloads() == [b"a b"]
+
+
+def test_a_file_of_hundreds_of_runs_is_read(tmp_path, torch_of):
+    torch_of("a")
+    path = artifact_file(tmp_path).save().path
+    names = [f"n{number}" for number in range(700)]
+    whole = "".join(names).encode()
+    header = json.loads(path.read_bytes().partition(b"\n")[0]) | {
+        "bytes": len(whole),
+        "parts": [len(name) for name in names],
+        "sha256": hashlib.sha256(whole).hexdigest(),
+    }
+    path.write_bytes(json.dumps(header).encode() + b"\n" + whole)
+    assert artifact_file(tmp_path).load().artifacts == 700
