@@ -161,7 +161,9 @@ def test_a_meta_that_cannot_be_read_is_refused(tmp_path):
     assert read_meta(tmp_path) is None
     (tmp_path / "meta.json").mkdir()
     for refused in (state_of, read_meta):
-        with pytest.raises(DatasetError, match=rf"^{tmp_path}/meta.json cannot be .*; {PREPARE}$"):
+        with pytest.raises(
+            DatasetError, match=rf"^{tmp_path}/meta.json cannot be .*Is a directory.*; {PREPARE}$"
+        ):
             refused(tmp_path)
 
 

@@ -438,3 +438,11 @@ def test_a_target_is_loaded_where_it_is_asked_for_whatever_the_callers_device(tm
     assert (target.device.type, target.dtype, target.name) == ("cpu", torch.float32, str(tmp_path))
     assert all(torch.equal(target.model.state_dict()[name], expected[name]) for name in expected)
     assert Target.load(tmp_path, dtype=torch.float16).dtype == torch.float16
+
+
+@pytest.mark.parametrize(("last_only", "rows"), [(True, 1), (False, 7)])
+def test_the_head_is_run_for_the_last_token_alone_where_no_other_is_asked_for(last_only, rows):
+    target, seen = tiny_target(), []
+    target.model.lm_head.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
+    target.extend(ids(2, 7), target.new_cache(), last_only=last_only)
+    assert seen == [(2, rows, HIDDEN)]

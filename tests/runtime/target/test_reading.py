@@ -242,3 +242,10 @@ def test_the_outline_is_on_no_device_and_has_the_folders_tokenizer(folder):
     assert outline.name == "mine"
     assert outline.tokenizer.get_vocab() == tiny_tokenizer().get_vocab()
     assert torch.empty(1).device.type == "cpu"
+
+
+def test_tensors_that_the_config_does_not_name_come_by_name(folder):
+    names = [f"model.layers.{LAYERS + i}.mlp.up_proj.weight" for i in (2, 0, 1)]
+    change(folder, {name: torch.ones(4) for name in names})
+    said = said_by(Target.load, folder)
+    assert f"hold what config.json does not name {', '.join(sorted(names))};" in said
