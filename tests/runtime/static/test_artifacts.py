@@ -480,7 +480,7 @@ def test_code_that_is_compiled_again_does_not_replace_what_was_loaded(tmp_path, 
 def test_a_file_of_hundreds_of_runs_is_read(tmp_path, torch_of):
     torch_of("a")
     path = artifact_file(tmp_path).save().path
-    names = [f"n{number}" for number in range(700)]
+    names = [f"n{number:0200d}" for number in range(700)]
     whole = "".join(names).encode()
     header = json.loads(path.read_bytes().partition(b"\n")[0]) | {
         "bytes": len(whole),
