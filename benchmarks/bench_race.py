@@ -71,7 +71,7 @@ def feed(size: Size, replica: Replica, lane: Lane[tuple[Step, InputSlot]]) -> No
         with torch.cuda.stream(stream):
             for length, step in steps_of(size):
                 slot = replica.free.get()
-                host = slot.open(replica.fields(step.context))
+                host = slot.open(replica.fields(step.bucket))
                 host["input_ids"].zero_()[:, :length] = ids[:, :length]
                 host["loss_mask"].zero_()[:, :length] = True
                 host["layout"].fill_(step.number % 4)

@@ -19,14 +19,14 @@ from benchmarks.tally import Tally
 from benchmarks.workload import Size, frozen_target
 from runtime.config import TrainConfig
 from runtime.data.draws import raw_words
-from runtime.dflash.drafter import Drafter
+from runtime.dflash.drafter import Drafter, backward_stages
 from runtime.dflash.loss import block_targets
-from runtime.dflash.objective import draft_objective
+from runtime.dflash.objective import draft_loss
 from runtime.ranks.collectives import Group
 from runtime.ranks.devices import Placement, enter_thread
 from runtime.static.exchange import GradientExchange
 from runtime.static.optimizer import FlatAdamW
-from runtime.training.replica import adamw_settings, backward_stages
+from runtime.training.replica import adamw_settings
 
 
 def length_of(size: Size, rank: int, step: int) -> int:
@@ -90,7 +90,7 @@ class NaiveStep:
             gamma=4.0,
         )
         assert self.target.features is not None
-        result = draft_objective(
+        result = draft_loss(
             self.drafter,
             self.target,
             ids,

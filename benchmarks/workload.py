@@ -9,6 +9,7 @@ import io
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -17,11 +18,13 @@ import cache
 from maskgen.build import build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
-from runtime.dflash.drafter import DrafterConfig
-from runtime.dflash.objective import FrozenTarget
+from runtime.dflash.drafter import Drafter, DrafterConfig, backward_stages
+from runtime.dflash.objective import DraftObjective, sum_names
 from runtime.dflash.settings import DFlashTrain
+from runtime.dflash.trainee import bucket_objective
 from runtime.ranks.collectives import Group
 from runtime.ranks.devices import Placement
+from runtime.target.frozen import FrozenTarget
 from runtime.training.replica import Replica
 
 
@@ -152,6 +155,33 @@ def frozen_target(size: Size, placement: Placement, device: torch.device) -> Fro
     )
 
 
+class RandomTrainee:
+    """A drafter of random weights over random features, as a ``Trainee`` without data."""
+
+    remote_targets = ()
+    published = MappingProxyType({})
+
+    def __init__(self, size: Size, target: FrozenTarget) -> None:
+        self.size = size
+        self.target = target
+        self.sums = sum_names(size.draft_block_size)
+
+    def module(self, device: torch.device) -> Drafter:
+        """The network."""
+        return Drafter(self.size.drafter_config()).to(device)
+
+    def stages(self, module: Drafter) -> list[list[str]]:
+        """Parameter names as the backward pass finishes them."""
+        return backward_stages(module)
+
+    def objective(
+        self, module: Drafter, length: int, entry: MaskEntry, batch: int, index: int
+    ) -> DraftObjective:
+        """The loss of one bucket."""
+        del index
+        return bucket_objective(module, self.target, length, entry, batch, gamma=4.0)
+
+
 def make_replica(
     size: Size,
     placement: Placement,
@@ -167,8 +197,7 @@ def make_replica(
     replica = Replica(
         group=group,
         placement=placement,
-        drafter_config=size.drafter_config(),
-        target=frozen_target(size, placement, device),
+        trainee=RandomTrainee(size, frozen_target(size, placement, device)),
         entries=entries,
         train=DFlashTrain(
             steps=steps, global_batch=batch * group.size, lr=1e-4, reduce_dtype=reduce_dtype
@@ -181,14 +210,14 @@ def make_replica(
 def fill_inputs(size: Size, replica: Replica) -> None:
     """Put random supervised text into the static inputs of every bucket."""
     generator = torch.Generator().manual_seed(2 + replica.group.rank)
-    for step in replica.draft_steps.values():
+    for step in replica.train_steps.values():
         tensors = step.inputs.tensors
         shape = tensors["input_ids"].shape
         ids = torch.randint(size.vocab_size - 1, shape, generator=generator)
         tensors["input_ids"].copy_(ids)
         tensors["loss_mask"].fill_(True)
         if "layout" in tensors:
-            layouts = step.masks.entry.num_layouts
+            layouts = step.objective.masks.entry.num_layouts
             tensors["layout"].copy_(torch.randint(layouts, shape[:1], generator=generator))
         else:
             for row in range(shape[0]):

@@ -3,29 +3,21 @@
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from maskgen.checks import nearest
 from runtime.config import Config, overridden, parse_config, read_file
 from runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from runtime.training.method import Method
 
 METHODS: Mapping[str, str] = {"dflash": "runtime.dflash.method:METHOD"}
 """Name -> ``module:attribute``, imported only when a run file names it."""
 FIELD = "run.method"
 
 
-class Method(Protocol):
-    """A kind of training, as far as a run file is concerned."""
-
-    name: str
-
-    @property
-    def config_type(self) -> type[Config]:
-        """The sections of its run files."""
-        ...
-
-
-def find_method(name: str) -> Method:
+def find_method(name: str) -> "Method[Any]":
     """Import a method.
 
     Args:
@@ -48,11 +40,11 @@ def find_method(name: str) -> Method:
     if not isinstance(kind, type) or not issubclass(kind, Config):
         rule = f"{attribute!r} must be a method in {module_name}, an object with config_type"
         raise ConfigError(FIELD, name, rule)
-    found: Method = method
+    found: Method[Any] = method
     return found
 
 
-def read_run(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Method, Config]:
+def read_run(path: str | Path, overrides: Sequence[str] = ()) -> "tuple[Method[Any], Config]":
     """Read and check a run file of any method.
 
     Args:

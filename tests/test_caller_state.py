@@ -18,8 +18,8 @@ from maskgen.picture import entry_kinds
 from maskgen.spec import read_specs
 from maskgen.verify import verify_deep
 from runtime.dflash.initialise import random_start
+from runtime.dflash.published import load_published, save_published
 from runtime.dflash.speculate import DraftSession, greedy
-from runtime.export import load_published, save_published
 from runtime.static.optimizer import AdamWSettings, FlatAdamW
 from runtime.target.model import Target
 from runtime.training.metrics import read_metrics
@@ -172,7 +172,7 @@ def of_a_run(folder):
         trainer.prepare()
         trainer.start_from(weights=first_drafter().state_dict(), state=None)
         trainer.run(0)
-        made = dict(trainer.drafter_weights())
+        made = dict(trainer.weights())
     finally:
         trainer.teardown()
     for row in read_metrics(folder / "run" / "metrics.jsonl"):

@@ -143,8 +143,12 @@ class Dataset:
             **origin,
         )
 
-    def check_target(self, digest: str, layer_ids: Sequence[int]) -> None:
+    def check_target(self, digest: str, layer_ids: Sequence[int] | None = None) -> None:
         """Refuse another target than the one the data was prepared with.
+
+        Args:
+            digest: Of the run's target.
+            layer_ids: The layers that the run reads, if it reads any.
 
         Raises:
             DatasetError: The target's digest or the feature layers differ.
@@ -155,7 +159,7 @@ class Dataset:
                 f"({self.meta['target']['digest'][:12]}), the run's target is {digest[:12]}; "
                 f"{PREPARE}"
             )
-        if tuple(layer_ids) != self.layer_ids:
+        if layer_ids is not None and tuple(layer_ids) != self.layer_ids:
             raise DatasetError(
                 f"{self.folder} holds features of layers {list(self.layer_ids)}, the run asks for "
                 f"{list(layer_ids)}; {PREPARE}"

@@ -1,6 +1,6 @@
 """Samples into steps: which samples every step trains on, in which bucket, on which rank.
 
-The plan is a pure function of (lengths, contexts, global batch, seed) and the step's number, so any
+The plan is a pure function of (lengths, buckets, global batch, seed) and the step's number, so any
 device count and any resume sees the same samples in the same order.
 """
 
@@ -23,7 +23,8 @@ class Step:
 
     number: int
     epoch: int
-    context: int
+    bucket: int
+    """Its length, in tokens."""
     samples: tuple[int, ...]
     """Global batch; ``NO_SAMPLE`` fills the last step of a bucket and carries no weight."""
 
@@ -38,42 +39,40 @@ class StepPlan:
 
     Args:
         lengths: Tokens of each sample, int ``[n]``.
-        contexts: Bucket of each sample, int ``[n]``.
+        buckets: Length of the bucket of each sample, int ``[n]``.
         global_batch: Samples of one step.
         seed: Keys the order.
     """
 
     def __init__(
-        self, lengths: NDArray[np.int64], contexts: NDArray[np.int64], global_batch: int, seed: int
+        self, lengths: NDArray[np.int64], buckets: NDArray[np.int64], global_batch: int, seed: int
     ) -> None:
         self.lengths = lengths
         self.global_batch = global_batch
         self.seed = seed
-        self._buckets = {int(c): np.flatnonzero(contexts == c) for c in np.unique(contexts)}
+        self._buckets = {int(b): np.flatnonzero(buckets == b) for b in np.unique(buckets)}
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
         self.steps_per_epoch = sum(-(-len(ids) // global_batch) for ids in self._buckets.values())
 
     @property
-    def contexts(self) -> tuple[int, ...]:
-        """Buckets in use, ascending."""
+    def buckets(self) -> tuple[int, ...]:
+        """Lengths of the buckets in use, ascending."""
         return tuple(self._buckets)
 
     def __getitem__(self, number: int) -> Step:
         """Step ``number``, counted from 0 over all epochs."""
         epoch, index = divmod(number, self.steps_per_epoch)
-        context, samples = self._epoch(epoch)[index]
-        return Step(number, epoch, context, samples)
+        bucket, samples = self._epoch(epoch)[index]
+        return Step(number, epoch, bucket, samples)
 
     def _draw_epoch(self, epoch: int) -> list[tuple[int, tuple[int, ...]]]:
         steps: list[tuple[int, tuple[int, ...]]] = []
-        for context, ids in self._buckets.items():
-            order = permutation(
-                len(ids), key=(self.seed, ORDER_STREAM), counter=(epoch, context, 0)
-            )
+        for bucket, ids in self._buckets.items():
+            order = permutation(len(ids), key=(self.seed, ORDER_STREAM), counter=(epoch, bucket, 0))
             shuffled = [int(sample) for sample in ids[order]]
             shuffled += [NO_SAMPLE] * (-len(ids) % self.global_batch)
             steps += [
-                (context, tuple(shuffled[start : start + self.global_batch]))
+                (bucket, tuple(shuffled[start : start + self.global_batch]))
                 for start in range(0, len(shuffled), self.global_batch)
             ]
         order = permutation(len(steps), key=(self.seed, STEP_STREAM), counter=(epoch, 0, 0))

@@ -1,32 +1,20 @@
-"""What a run may ask for that a part of the product cannot do yet: one table, asked at every door.
-
-``prepare`` asks it before a prompt is answered and ``train`` before the target is loaded, so a row
-never costs anybody an hour. Whoever teaches a part something new takes out its row.
-"""
+"""What a run may ask of a drafter that a part of the product cannot do yet; see ``limits``."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from maskgen.block_mask import check_gpu_limits
-from maskgen.errors import UnsupportedMaskError
 from maskgen.families import families
-from maskgen.mask_spec import MaskSpec
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.likeness import unlike
 from runtime.dflash.settings import DFlashConfig
-from runtime.errors import ConfigError
-from runtime.ranks.devices import Placement
-from runtime.target.outline import TargetOutline
+from runtime.training import limits
+from runtime.training.limits import COMMON, Limit, check_limits
 
 STEP = "the training step"
 DECODING = "decoding"
 EXPORT = "export"
-SHARING = "sharing a batch"
 HAND_OVER = "handing features over"
-GPU_ATTENTION = "attention on a GPU"
 HIDDEN_STATES = "reading hidden states"
 STARTING = "starting from the target's layers"
 
@@ -40,51 +28,14 @@ FREE = ("draft_block_size", "convention")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a command is asked to do: plain data, so that rows are tried without a GPU or a target.
-
-    What a door does not know is left out, and the rows that need it do not apply.
-    """
+class Request(limits.Request):
+    """What a command is asked to do with a drafter."""
 
     config: DFlashConfig
-    specs: Mapping[int, MaskSpec] = field(default_factory=dict)
-    """Context -> mask entry of the run."""
-    placement: Placement | None = None
-    """The drafters' devices."""
-    ranks: int = 1
-    """Drafters' devices of all processes."""
     features: str | None = None
     """``stored`` or ``online``, as the data hold them or will hold them."""
-    outline: TargetOutline | None = None
-    """The target without its weights."""
     network: DrafterConfig | None = None
     """The drafter's."""
-    torch_version: str = torch.__version__
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the steps run on GPUs."""
-        return self.placement is not None and self.placement.kind == "cuda"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limit:
-    """One row: something that can be asked for and not be done."""
-
-    field: str
-    """What to name, as the run file spells it."""
-    parts: tuple[str, ...]
-    """Which parts cannot do it."""
-    found: Callable[[Request], Any]
-    """The value that cannot be done; None where the row does not apply."""
-    rule: str
-    """What to set instead; ``{name}`` stands for a field of the request."""
-
-    def error(self, value: object, request: Request) -> ConfigError:
-        """The refusal of a value that ``found`` returned."""
-        parts = " and ".join(self.parts)
-        rule = self.rule.format_map(vars(request))
-        return ConfigError(self.field, value, f"{parts} cannot do this yet; {rule}")
 
 
 def check_request(request: Request, parts: Collection[str] | None = None) -> None:
@@ -97,11 +48,7 @@ def check_request(request: Request, parts: Collection[str] | None = None) -> Non
     Raises:
         ConfigError: A row of ``LIMITS`` applies, the first one.
     """
-    for limit in LIMITS:
-        if parts is None or not set(parts).isdisjoint(limit.parts):
-            value = limit.found(request)
-            if value is not None:
-                raise limit.error(value, request)
+    check_limits(LIMITS, request, parts)
 
 
 def _unlike_kind(request: Request) -> str | None:
@@ -139,22 +86,8 @@ def _unlike_entries(request: Request) -> dict[str, Any] | None:
     return None
 
 
-def _uneven_batch(request: Request) -> int | None:
-    batch = request.config.train.global_batch
-    return batch if batch % request.ranks else None
-
-
 def _idle_targets(request: Request) -> str | None:
     return (request.features == "stored" and request.config.run.target_devices) or None
-
-
-def _gpu_block_size(request: Request) -> list[int] | None:
-    for spec in request.specs.values() if request.on_gpu else ():
-        try:
-            check_gpu_limits(spec.BLOCK_SIZE, spec.Q_LEN, spec.KV_LEN, request.torch_version)
-        except UnsupportedMaskError:
-            return list(spec.BLOCK_SIZE)
-    return None
 
 
 def _unusable_target(request: Request) -> str | None:
@@ -214,19 +147,7 @@ LIMITS: tuple[Limit, ...] = (
         found=_unlike_entries,
         rule="all entries of a run must agree, since they train one drafter",
     ),
-    Limit(
-        field="masks.BLOCK_SIZE",
-        parts=(GPU_ATTENTION,),
-        found=_gpu_block_size,
-        rule="set masks.BLOCK_SIZE = 128, which every torch can run at any length, or install a "
-        "newer torch than {torch_version}",
-    ),
-    Limit(
-        field="train.global_batch",
-        parts=(SHARING,),
-        found=_uneven_batch,
-        rule="it must be a multiple of the number of devices, {ranks}",
-    ),
+    *COMMON,
     Limit(
         field="run.target_devices",
         parts=(HAND_OVER,),

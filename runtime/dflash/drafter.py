@@ -259,3 +259,11 @@ def fold_feature_scale(fc_weight: Tensor, feature_scale: Tensor) -> Tensor:
     per_layer = fc_weight.float().reshape(fc_weight.shape[0], feature_scale.shape[0], -1)
     scale = feature_scale.to(device=fc_weight.device, dtype=torch.float32)
     return (per_layer / scale[:, None]).flatten(1).to(fc_weight.dtype)
+
+
+def backward_stages(drafter: Drafter) -> list[list[str]]:
+    """Parameter names as the backward pass finishes them: last layer first, the fusion last."""
+    layers = range(len(drafter.layers) - 1, -1, -1)
+    prefixes = [("norm.",), *((f"layers.{index}.",) for index in layers), ("fc.", "hidden_norm.")]
+    names = [name for name, _ in drafter.named_parameters()]
+    return [[name for name in names if name.startswith(prefix)] for prefix in prefixes]

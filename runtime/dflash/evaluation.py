@@ -18,18 +18,20 @@ from runtime.data.answer import distinct_share
 from runtime.data.dataset import Dataset, open_splits
 from runtime.data.folder import PREPARE
 from runtime.data.prepared import check_prepared
+from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import DECODING, Request, check_request
 from runtime.dflash.drafter import Drafter, DrafterConfig
-from runtime.dflash.folder import CONFIG_FILE, TRAIN, same_target
+from runtime.dflash.folder import CONFIG_FILE, same_target
 from runtime.dflash.initialise import initial_drafter, random_start
+from runtime.dflash.method import METHOD
+from runtime.dflash.published import load_published, servable
 from runtime.dflash.scores import DrafterScore, EvaluationResult, Mismatch
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.speculate import Decoded, DraftSession, choice_gap, greedy
 from runtime.errors import CheckpointError, NoSamplesError
-from runtime.export import load_published, servable
 from runtime.ranks.devices import enter_thread, place
 from runtime.target.model import Target
-from runtime.training.inputs import run_specs
+from runtime.training.checkpoint import TRAIN
 from runtime.training.picture import draw_run
 
 RESULT_FILE = "evaluate.json"
@@ -82,7 +84,7 @@ def keep_result(config: DFlashConfig, result: EvaluationResult, *, draw: bool) -
     with naming(folder / RESULT_FILE):
         (folder / RESULT_FILE).write_text(text, encoding="utf-8")
     if draw:
-        draw_run(folder, (result.untrained.tau, result.trained.tau))
+        draw_run(folder, METHOD.plots, {"tau": (result.untrained.tau, result.trained.tau)})
 
 
 def _untrained(
@@ -112,7 +114,7 @@ def evaluate_drafter(
 
     Args:
         target: The target.
-        drafter: Takes raw features (``export.servable``); on the target's device, in its dtype.
+        drafter: Takes raw features (``published.servable``); on the target's device, in its dtype.
         dataset: The held-out split.
         config: ``evaluate.prompts`` and ``evaluate.max_new_tokens`` are read.
         untrained: Where the drafter started from; as ``drafter``.

@@ -30,7 +30,6 @@ WEIGHTS_FILE = "model.safetensors"
 TARGET_FILE = "target.json"
 AGAIN = "export it again (python -m runtime.export --config FILE)"
 WRITTEN = "name a folder that runtime.train or runtime.export wrote"
-TRAIN = "run: python -m runtime.train --config FILE"
 CHANGING: Mapping[str, str] = {
     "mask_embedding.pt": "a row of its own for the mask token",
     "adapter_config.json": "an adapter over other weights",

@@ -1,13 +1,166 @@
-"""DFlash as a method of training."""
+"""DFlash as a ``Method``: what ``runtime.train`` asks of a drafter's run."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maskgen.buckets import BucketPlan
+from maskgen.mask_spec import MaskSpec
+from runtime.data.dataset import Dataset
+from runtime.data.folder import PREPARE
+from runtime.dflash.buckets import run_specs
+from runtime.dflash.capabilities import EXPORT, Request, check_request
+from runtime.dflash.embedding import fed_scale, serving_note
+from runtime.dflash.folder import is_of
+from runtime.dflash.initialise import initial_drafter
+from runtime.dflash.published import export_checkpoint
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.targets import fit_drafter, frozen_targets, remote_targets
+from runtime.dflash.trainee import DrafterTrainee
+from runtime.errors import DatasetError
+from runtime.ranks.devices import Placement
+from runtime.target.model import Target
+from runtime.training.inputs import Inputs, Rows
+from runtime.training.metrics import ratio
+from runtime.training.plots import Plot
+from runtime.training.saved_state import Checkpoint
+
+TAU = "tau (tokens per target call)"
 
 
 class DFlash:
-    """Trains a drafter that fills a block of tokens in one pass."""
+    """See ``runtime.training.method.Method``."""
 
     name = "dflash"
+    product = "drafter"
     config_type = DFlashConfig
+    plots: Sequence[Plot] = (
+        Plot(key="loss", axis="loss (weighted mean cross entropy)", short="loss"),
+        Plot(
+            key="tau_forced",
+            axis=TAU,
+            short="tau~",
+            label="drafts checked against the data",
+            colour="tab:green",
+        ),
+        Plot(
+            key="tau",
+            axis=TAU,
+            label="draft-and-verify on held-out prompts",
+            colour="tab:red",
+            style="o",
+        ),
+    )
+    legend = (
+        "tau~: tokens that a call of the target would give, drafts checked against the training "
+        "data; evaluate measures tau by decoding"
+    )
+
+    def specs(self, config: DFlashConfig) -> dict[int, MaskSpec]:
+        """The run's entries by context."""
+        return run_specs(config)
+
+    def check(
+        self, config: DFlashConfig, placement: Placement, ranks: int, dataset: Dataset | None = None
+    ) -> None:
+        """Ask ``runtime.dflash.capabilities``, and compare the data's features with the run's."""
+        request = Request(config=config, specs=run_specs(config), placement=placement, ranks=ranks)
+        if dataset is None:
+            check_request(request)
+            return
+        asked, held = config.data.features, dataset.meta["features"]
+        if asked not in ("auto", held):
+            raise DatasetError(
+                f"{dataset.folder} was prepared with data.features = {held!r}, and the run asks "
+                f"for {asked!r}; {PREPARE}"
+            )
+        wanted, layers = config.target.num_features, len(dataset.layer_ids)
+        if wanted != layers:
+            raise DatasetError(
+                f"{dataset.folder} was prepared for {layers} feature layers, and "
+                f"target.num_features asks for {wanted}; {PREPARE}"
+            )
+        check_request(replace(request, features=held))
+
+    def check_export(self, config: DFlashConfig) -> None:
+        """Refuse entries that an exported drafter would not be served with."""
+        specs = run_specs(config) if config.masks else {}
+        check_request(Request(config=config, specs=specs), (EXPORT,))
+
+    def rows(self, config: DFlashConfig, dataset: Dataset, lengths: tuple[int, ...]) -> Rows:
+        """Every sample is a row, of the smallest bucket that takes it."""
+        del config
+        tokens = np.asarray(dataset.lengths, dtype=np.int64)
+        return Rows(lengths=tokens, buckets=BucketPlan(lengths).buckets_of(tokens))
+
+    def load(
+        self,
+        config: DFlashConfig,
+        inputs: Inputs,
+        placement: Placement,
+        apart: Placement | None,
+        *,
+        ranks: int,
+        fresh: bool,
+        report: Callable[[str], None],
+    ) -> DrafterTrainee:
+        """Load the target and make the drafter that fits it."""
+        request = Request(config=config, specs=run_specs(config), placement=placement, ranks=ranks)
+        network = fit_drafter(request)
+        report(f"loading target {config.target.model}")
+        target = Target.load(
+            config.target.model,
+            device=(apart or placement).devices[0],
+            dtype=placement.compute_dtype,
+        )
+        dataset = inputs.dataset
+        dataset.check_target(target.digest, network.target_layer_ids)
+        network = replace(network, embedding_scale=fed_scale(target, config.drafter.embedding))
+        note = serving_note(network, target)
+        if note is not None:
+            report(note)
+        weights = None
+        if fresh:
+            weights = initial_drafter(target, dataset, config, network).state_dict()
+        return DrafterTrainee(
+            config=config,
+            inputs=inputs,
+            network=network,
+            targets=frozen_targets(target, placement, dataset, remote=apart is not None),
+            remote_targets=remote_targets(target, apart, dataset) if apart else (),
+            weights=weights,
+        )
+
+    def metrics(self, totals: Mapping[str, float], steps: int) -> dict[str, Any]:
+        """What a row says of drafting.
+
+        ``loss`` (weighted mean), ``tau_forced`` (mean tokens that a target call would give if
+        drafts were checked against the data: 1 plus the drafts right in a row), ``accuracy`` by
+        slot, ``anchors_kept`` (share of the anchors that carried weight), ``anchors_per_step``.
+        """
+        slots = [name.removeprefix("count_") for name in totals if name.startswith("count_")]
+        return {
+            "loss": ratio(totals["loss"], totals["weight"]),
+            "tau_forced": ratio(totals["accepted"], totals["blocks"]),
+            "accuracy": [ratio(totals[f"correct_{s}"], totals[f"count_{s}"]) for s in slots],
+            "anchors_kept": ratio(totals["anchors_kept"], totals["anchors"]),
+            "anchors_per_step": totals["anchors_kept"] / max(steps, 1),
+        }
+
+    def closing_rows(self, config: DFlashConfig) -> dict[str, str]:
+        """Which anchors were trained on."""
+        return {"anchors": config.train.anchors}
+
+    def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:
+        """Write a checkpoint's drafter."""
+        return export_checkpoint(checkpoint, folder)
+
+    def is_of(self, folder: Path, run: Mapping[str, Any]) -> bool:
+        """Whether a whole drafter of this run and step lies in a folder."""
+        return is_of(folder, run)
 
 
 METHOD = DFlash()

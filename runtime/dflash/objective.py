@@ -1,79 +1,52 @@
-"""One DFlash training step of one bucket on one device, over static tensors only.
+"""DFlash's loss over one bucket's static inputs.
 
-features -> labels and draft inputs -> drafter -> loss -> gradients -> all-reduce -> AdamW -> sums
+features -> labels and draft inputs -> drafter -> loss, and the sums that the metrics are made of
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import HeadLoss, block_targets, head_loss
-from runtime.static.attention import Attention, dense_attention, flex_attention_over
-from runtime.static.buffers import Field, StaticInputs
-from runtime.static.exchange import GradientExchange
-from runtime.training.entries import BucketMasks
+from runtime.static.attention import Attention
+from runtime.static.buffers import Field
+from runtime.static.masks import BucketMasks
+from runtime.target.frozen import FrozenTarget
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FrozenTarget:
-    """What a step needs of the target on its device."""
-
-    embed_weight: Tensor
-    """``[V, H]``."""
-    head_weight: Tensor
-    """``[V, H]``."""
-    feature_scale: Tensor
-    """float32 ``[K]``, see ``Drafter.fuse``."""
-    features: Callable[[Tensor], Tensor] | None
-    """Input ids ``[B, S]`` to features ``[B, S, K*H]`` in the step; None when they come with its
-    inputs."""
-    remote_dtype: torch.dtype | None = None
-    """Of features that a target on another device writes into the inputs; None when they come with
-    the samples, in bfloat16."""
-
-
-class Sums:
-    """Names of the floats that are reduced along with the gradients, in order.
+def sum_names(draft_block_size: int) -> tuple[str, ...]:
+    """Names of the floats that are summed over ranks and steps, in order.
 
     Args:
         draft_block_size: Slots of a draft block, slot 0 included.
     """
-
-    def __init__(self, draft_block_size: int) -> None:
-        slots = range(1, draft_block_size)
-        self.names = (
-            "loss",
-            "weight",
-            "anchors",
-            "anchors_kept",
-            "tokens",
-            "blocks",
-            "accepted",
-            *(f"correct_{slot}" for slot in slots),
-            *(f"count_{slot}" for slot in slots),
-        )
-
-    def __len__(self) -> int:
-        return len(self.names)
+    slots = range(1, draft_block_size)
+    return (
+        "loss",
+        "weight",
+        "anchors",
+        "anchors_kept",
+        "tokens",
+        "blocks",
+        "accepted",
+        *(f"correct_{slot}" for slot in slots),
+        *(f"count_{slot}" for slot in slots),
+    )
 
 
-COUNTERS = ("steps", "skipped", "skips_in_a_row", "worst_skips_in_a_row", "grad_norm")
-"""Kept on the device after the sums: steps begun, steps without update, and the last norm."""
-
-
-class DraftStep:
-    """The step of one bucket.
+class DraftObjective:
+    """The loss of one bucket.
 
     Args:
         drafter: Its parameters are views into the optimizer's flat tensors.
         target: Frozen parts.
         masks: The bucket's masks.
-        exchange: Takes the gradients; shared by all buckets of the device.
-        totals: float32 ``[len(sums) + len(COUNTERS)]``; what is added up between two reads.
+        context: Tokens of a row.
         gamma: Loss decay.
+        loss_of: ``draft_loss``, or a compiled form of it.
     """
 
     def __init__(
@@ -82,117 +55,94 @@ class DraftStep:
         drafter: Drafter,
         target: FrozenTarget,
         masks: BucketMasks,
-        exchange: GradientExchange,
-        totals: Tensor,
+        context: int,
         gamma: float,
-        objective: Callable[..., HeadLoss],
+        loss_of: Callable[..., HeadLoss],
     ) -> None:
         self.drafter = drafter
         self.target = target
         self.masks = masks
-        self.optimizer = exchange.optimizer
-        self.exchange = exchange
-        self.totals = totals
+        self.context = context
         self.gamma = gamma
-        self.objective = objective
-        self.device = totals.device
-        self.context = masks.entry.bucket.KV_LEN - masks.entry.bucket.Q_LEN
-        self.inputs = StaticInputs(self._fields(), self.device)
-        self._attention: Attention | None = None
-        if self.device.type == "cuda":
-            self._attention = flex_attention_over(masks.block_mask())
+        self.loss_of = loss_of
 
-    def _fields(self) -> Mapping[str, Field]:
-        B, S, N = self.masks.batch, self.context, self.masks.num_anchors
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """``input_ids``, ``loss_mask``, what the masks need, and features that come from afar."""
+        B, S = self.masks.batch, self.context
         fields = {
             "input_ids": Field((B, S), torch.int64),
             "loss_mask": Field((B, S), torch.bool),
+            **self.masks.fields,
         }
-        if self.masks.entry.kind == "layouts":
-            fields["layout"] = Field((B,), torch.int64)
-        else:
-            fields["anchors"] = Field((B, N), torch.int32)
-            fields["n_valid"] = Field((B,), torch.int32)
         if self.target.features is None:
             width = self.drafter.fc.in_features
             remote = self.target.remote_dtype
             fields["features"] = Field((B, S, width), remote or torch.bfloat16, remote is None)
         return fields
 
-    def __call__(self) -> None:
-        """Run the step; every input and output is a static tensor."""
-        inputs = self.inputs.tensors
-        if "layout" in inputs:
-            self.masks.use_layouts(inputs["layout"])
-        else:
-            self.masks.use_anchors(inputs["anchors"], inputs["n_valid"])
+    def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The summed loss with its graph, and the sums of ``sum_names``."""
+        self.masks.update(inputs)
         features = inputs.get("features")
         if self.target.features is not None:
             features = self.target.features(inputs["input_ids"])
-        loss, correct, weights, kept = self._forward(features)
-        self.exchange.backward(loss)
-        with torch.no_grad():
-            self._write_sums(loss.detach(), correct, weights, kept)
-            self.exchange.finish()
-            self._finish()
-
-    def _forward(self, features: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        inputs, masks = self.inputs.tensors, self.masks
+        anchors, n_valid = self.masks.params["anchors"], self.masks.params["n_valid"]
         targets = block_targets(
             inputs["input_ids"],
             inputs["loss_mask"],
-            masks.anchors,
-            masks.n_valid,
-            draft_block_size=masks.draft_block_size,
+            anchors,
+            n_valid,
+            draft_block_size=self.drafter.config.draft_block_size,
             gamma=self.gamma,
         )
-        result = self.objective(
+        result = self.loss_of(
             self.drafter,
             self.target,
             inputs["input_ids"],
             features,
-            masks.anchors,
+            anchors,
             targets.labels,
             targets.weights,
-            self._attention or dense_attention(masks.dense()),
+            self.masks.attention(),
         )
-        correct = result.correct.view_as(targets.weights)
-        return result.loss, correct, targets.weights, targets.anchors_kept
+        with torch.no_grad():
+            correct = result.correct.view_as(targets.weights)
+            sums = _sums(result.loss, correct, targets.weights, n_valid, targets.anchors_kept)
+        return result.loss, sums
 
-    def _write_sums(self, loss: Tensor, correct: Tensor, weights: Tensor, kept: Tensor) -> None:
-        trained = (weights > 0).float()
-        whole = trained.prod(dim=-1)
-        accepted = ((correct * trained).cumprod(dim=-1).sum(dim=-1) + 1) * whole
-        per_slot = (trained.sum(dim=(0, 1)), correct.sum(dim=(0, 1)))
-        singles = torch.stack(
-            (
-                loss,
-                weights.sum(),
-                self.masks.n_valid.sum().float(),
-                kept.sum(),
-                trained.sum(),
-                whole.sum(),
-                accepted.sum(),
-            )
+
+def _sums(loss: Tensor, correct: Tensor, weights: Tensor, n_valid: Tensor, kept: Tensor) -> Tensor:
+    trained = (weights > 0).float()
+    whole = trained.prod(dim=-1)
+    accepted = ((correct * trained).cumprod(dim=-1).sum(dim=-1) + 1) * whole
+    singles = torch.stack(
+        (
+            loss.detach(),
+            weights.sum(),
+            n_valid.sum().float(),
+            kept.sum(),
+            trained.sum(),
+            whole.sum(),
+            accepted.sum(),
         )
-        self.optimizer.sums.copy_(torch.cat((singles, per_slot[1], per_slot[0])))
-
-    def _finish(self) -> None:
-        num_sums = len(self.optimizer.sums)
-        sums, counters = self.totals[:num_sums], self.totals[num_sums:]
-        steps, skips, in_a_row, worst, norm = counters.unbind()
-        skipped = self.optimizer.step(self.optimizer.sums[1], steps)
-        # A step without a supervised token is skipped too, but it is no fault.
-        faulty = skipped * (self.optimizer.sums[1] != 0)
-        sums.add_(torch.where(faulty > 0, 0.0, self.optimizer.sums))
-        steps.add_(1)
-        skips.add_(faulty)
-        in_a_row.copy_((in_a_row + 1) * faulty)
-        worst.copy_(torch.maximum(worst, in_a_row))
-        norm.copy_(self.optimizer.grad_norm)
+    )
+    return torch.cat((singles, correct.sum(dim=(0, 1)), trained.sum(dim=(0, 1))))
 
 
-def draft_objective(
+def compiled_loss(drafter: Drafter) -> Callable[..., HeadLoss]:
+    """``draft_loss`` for a drafter on a GPU: its layers compiled in place, and the head's loss.
+
+    All layers share one compiled form. Compiling the whole step at once costs several times as
+    much a bucket, and its replays gain a few percent at most (docs/design/compiling.md).
+    """
+    for layer in drafter.layers:
+        layer.compile(fullgraph=True, dynamic=False)
+    compiled = torch.compile(head_loss, fullgraph=True, dynamic=False)
+    return partial(draft_loss, head_loss=compiled)
+
+
+def draft_loss(
     drafter: Drafter,
     target: FrozenTarget,
     input_ids: Tensor,

@@ -4,12 +4,12 @@ from functools import partial
 from typing import Any
 
 from runtime.data.preparation import Preparation
+from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import Request, check_request
 from runtime.dflash.embedding import fed_scale
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.targets import fit_drafter
 from runtime.ranks.devices import Placement, place
-from runtime.training.inputs import run_specs
-from runtime.training.targets import fit_drafter
 
 
 def prepare(config: DFlashConfig) -> dict[str, Any]:

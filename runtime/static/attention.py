@@ -5,13 +5,16 @@ boolean mask.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions, flex_attention
 
+from maskgen.block_mask import check_gpu_limits
 from maskgen.canonical import visible_cells
+from maskgen.mask_spec import MaskSpec
 
 KERNEL: FlexKernelOptions = {"BACKEND": "TRITON"}
 """The one kernel for every number of rows. Left to itself torch takes its decoding kernel below 128
@@ -65,3 +68,36 @@ def dense_mask(starts: Tensor, ends: Tensor, KV_LEN: int) -> Tensor:
     """
     kv_idx = torch.arange(KV_LEN, dtype=torch.int32, device=starts.device)
     return visible_cells(starts, ends, kv_idx)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How the steps of a kind of device attend: one value, asked by whoever depends on it."""
+
+    name: str
+    needs_tables: bool
+    """Whether it reads block tables, which then lie beside the spans; else a dense mask."""
+    compiled: bool
+    """Whether the parts of a step are compiled, as FlexAttention must be."""
+
+    def attend(self, mask: BlockMask | Tensor) -> Attention:
+        """Attention with a mask of the form that this backend takes."""
+        return flex_attention_over(mask) if isinstance(mask, BlockMask) else dense_attention(mask)
+
+    def check(self, spec: MaskSpec, torch_version: str = torch.__version__) -> None:
+        """Refuse a mask that it cannot attend with.
+
+        Raises:
+            UnsupportedMaskError: A block size or a length is beyond it in this torch.
+        """
+        if self.needs_tables:
+            check_gpu_limits(spec.BLOCK_SIZE, spec.Q_LEN, spec.KV_LEN, torch_version)
+
+
+FLEX = Backend("FlexAttention", needs_tables=True, compiled=True)
+DENSE = Backend("SDPA with a dense mask", needs_tables=False, compiled=False)
+
+
+def backend_of(device: torch.device) -> Backend:
+    """The backend of the steps on a device."""
+    return FLEX if device.type == "cuda" else DENSE

@@ -25,6 +25,7 @@ from runtime.training.saved_state import Checkpoint, folder_name, read_checkpoin
 
 R = TypeVar("R")
 
+TRAIN = "run: python -m runtime.train --config FILE"
 NAME = re.compile(r"step-(\d{8,})")
 REPLACED = "replaced"
 """Where in a staging folder the checkpoint lies whose place another takes."""
@@ -36,7 +37,7 @@ def save_checkpoint(
     *,
     step: int,
     fingerprint: str,
-    drafter: Mapping[str, Any],
+    published: Mapping[str, Any],
     keep: int,
 ) -> Path:
     """Write one checkpoint beside the others and drop the oldest over ``keep``.
@@ -46,7 +47,7 @@ def save_checkpoint(
         state: Tensors on the CPU.
         step: Finished steps.
         fingerprint: What shaped the run.
-        drafter: What an export needs beside the weights.
+        published: What an export needs beside the weights.
         keep: Good checkpoints of this run kept; what is older goes, damaged or not.
 
     One process at a time saves in a folder; what a killed one left half written is removed.
@@ -61,7 +62,7 @@ def save_checkpoint(
         Path(os.path.realpath(root)).mkdir(parents=True, exist_ok=True)
         with naming(target), staging_folder(target) as staging:
             folder = staging / target.name
-            write_checkpoint(folder, state, step=step, fingerprint=fingerprint, drafter=drafter)
+            write_checkpoint(folder, state, step=step, fingerprint=fingerprint, published=published)
             _place(folder, target, staging / REPLACED)
     except (OSError, SafetensorError) as error:
         what, helps = why(error, str(target))
@@ -285,3 +286,29 @@ def _step(name: str) -> int:
 
 def _pass_over(error: CheckpointError, report: Callable[[str], None]) -> None:
     report(f"passing over a checkpoint: {error}")
+
+
+def choose_checkpoint(root: Path, step: int | None) -> Checkpoint:
+    """The newest good checkpoint, or that of a step.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    found = find_checkpoints(root)
+    chosen = [item for item in found if step in (None, item.step)]
+    if not chosen:
+        steps = ", ".join(str(item.step) for item in found) or "none"
+        wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+        advice = "choose one of them with --step" if found else TRAIN
+        raise CheckpointError(f"{root} must hold {wanted}, found {steps}; {advice}")
+    if step is not None:
+        return chosen[0]
+
+    def checked(checkpoint: Checkpoint) -> Checkpoint:
+        checkpoint.check()
+        return checkpoint
+
+    good = newest_good(chosen, checked)
+    if good is None:
+        raise CheckpointError(f"{root} holds damaged checkpoints only; {TRAIN}")
+    return good

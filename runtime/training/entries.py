@@ -1,31 +1,41 @@
-"""A bucket's mask entry on one device: every step's exact mask in tensors that never move.
+"""The mask entries of a run: asked for in its run file, found in the cache."""
 
-Layouts stay resident, all of them; a step copies the rows that its samples chose. Parametric masks
-are computed from the step's anchors. Both run inside the captured step.
-"""
+from collections.abc import Callable, Mapping
 
-from collections.abc import Mapping
-
-import torch
-from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
-
-import maskgen
 from cache import Store
 from cache.advice import how_to_build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.errors import MaskSpecError
 from maskgen.holdings import entries_by_spec, find_version
-from maskgen.mask_mod import spans_mask_mod
 from maskgen.mask_spec import MaskSpec
-from maskgen.tables import TABLE_FIELDS, BlockTables
-from runtime.errors import BucketMissingError
-from runtime.static.attention import dense_mask
+from maskgen.spec import read_specs
+from runtime.config import Config
+from runtime.errors import BucketMissingError, ConfigError
 
 
-def entries_name(masks: str, anchors: str) -> str:
-    """Name that a run's entries share: ``dflash``, or ``dflash-data`` for data anchors."""
-    return f"{masks}-data" if anchors == "data" else masks
+def named_specs(
+    config: Config, name: str, length_of: Callable[[MaskSpec], int]
+) -> dict[int, MaskSpec]:
+    """The entries of a name as ``[masks]`` asks for them, by the length of their bucket, ascending.
+
+    Args:
+        config: The run file.
+        name: ``dflash`` for ``dflash/ctx128`` and ``dflash/ctx256``.
+        length_of: Tokens of a row of the bucket that an entry is for.
+
+    Raises:
+        ConfigError: No entry has that name, or two have one length.
+        MaskSpecError: ``[masks]`` is wrong.
+    """
+    listed = read_specs({"masks": config.masks})
+    ours = [spec for spec in listed if spec.name.rpartition("/")[0] == name]
+    if not ours:
+        names = ", ".join(sorted({spec.name.rpartition("/")[0] for spec in listed})) or "none"
+        raise ConfigError("train.masks", name, f"must name an entry of [masks]; it has {names}")
+    by_length = {length_of(spec): spec for spec in ours}
+    if len(by_length) < len(ours):
+        raise ConfigError("train.masks", name, "must have one entry for each context")
+    return dict(sorted(by_length.items()))
 
 
 def load_buckets(store: Store, specs: Mapping[int, MaskSpec], config: str) -> dict[int, MaskEntry]:
@@ -36,7 +46,7 @@ def load_buckets(store: Store, specs: Mapping[int, MaskSpec], config: str) -> di
 
     Args:
         store: The cache.
-        specs: Context -> what the run file asks for.
+        specs: Bucket length -> what the run file asks for.
         config: Path of the run file, named in errors.
 
     Raises:
@@ -48,8 +58,8 @@ def load_buckets(store: Store, specs: Mapping[int, MaskSpec], config: str) -> di
     version, infos = found
     try:
         return {
-            context: load_entry(store, infos[spec.digest].name, version.id)
-            for context, spec in specs.items()
+            length: load_entry(store, infos[spec.digest].name, version.id)
+            for length, spec in specs.items()
         }
     except MaskSpecError as error:
         raise BucketMissingError(
@@ -86,88 +96,3 @@ def _what_differs(asked: MaskSpec, found: MaskSpec) -> str:
         for key in {**ours, **theirs}
         if key != "params" and ours.get(key) != theirs.get(key)
     )
-
-
-class BucketMasks:
-    """The masks of one bucket on one device.
-
-    Args:
-        entry: Layouts or parametric, family dflash.
-        batch: Samples of a step on this device.
-        device: Where the tensors live.
-    """
-
-    def __init__(self, entry: MaskEntry, batch: int, device: torch.device) -> None:
-        self.entry = entry
-        self.batch = batch
-        bucket = entry.bucket
-        self.draft_block_size = int(entry.spec.params["draft_block_size"])
-        self.num_anchors = bucket.Q_LEN // self.draft_block_size
-        shape = (batch, 1, bucket.K, bucket.Q_LEN)
-        self.starts = torch.zeros(shape, dtype=torch.int32, device=device)
-        self.ends = torch.zeros(shape, dtype=torch.int32, device=device)
-        self.anchors = torch.zeros((batch, self.num_anchors), dtype=torch.int32, device=device)
-        self.n_valid = torch.zeros(batch, dtype=torch.int32, device=device)
-        self.tables = BlockTables.empty(
-            B=batch,
-            H=1,
-            Q_LEN=bucket.Q_LEN,
-            KV_LEN=bucket.KV_LEN,
-            BLOCK_SIZE=bucket.BLOCK_SIZE,
-            device=device,
-        )
-        self._uses_tables = device.type == "cuda"
-        self._resident = self._load_layouts(device) if entry.kind == "layouts" else {}
-
-    def _load_layouts(self, device: torch.device) -> Mapping[str, Tensor]:
-        spans = self.entry.spans
-        resident = {
-            "starts": spans.starts,
-            "ends": spans.ends,
-            "anchors": self.entry.params["anchors"],
-            "n_valid": self.entry.params["n_valid"],
-        }
-        if self._uses_tables:
-            tables = self.entry.tables
-            resident |= {name: getattr(tables, name) for name in TABLE_FIELDS}
-        return {name: tensor.to(device) for name, tensor in resident.items()}
-
-    def use_layouts(self, layout: Tensor) -> None:
-        """Copy the chosen layouts into the static tensors.
-
-        Args:
-            layout: int64 ``[batch]``, indices into the entry's layouts.
-        """
-        for name, source in self._resident.items():
-            target = getattr(self.tables if name in TABLE_FIELDS else self, name)
-            torch.index_select(source, 0, layout, out=target)
-
-    def use_anchors(self, anchors: Tensor, n_valid: Tensor) -> None:
-        """Compute spans and exact tables of given anchors in the static tensors.
-
-        Args:
-            anchors: int32 ``[batch, N]``, ascending in the first ``n_valid``.
-            n_valid: int32 ``[batch]``.
-        """
-        self.anchors.copy_(anchors)
-        self.n_valid.copy_(n_valid)
-        spec = self.entry.spec
-        maskgen.spans_into(
-            self.starts,
-            self.ends,
-            spec.family,
-            KV_LEN=spec.KV_LEN,
-            anchors=self.anchors,
-            n_valid=self.n_valid,
-            **spec.family_params,
-        )
-        if self._uses_tables:
-            maskgen.tables_into(self.tables, self.starts, self.ends)
-
-    def block_mask(self) -> BlockMask:
-        """Torch's BlockMask over the static tensors."""
-        return maskgen.block_mask_over(self.tables, spans_mask_mod(self.starts, self.ends))
-
-    def dense(self) -> Tensor:
-        """The current mask, bool ``[batch, 1, Q_LEN, KV_LEN]``."""
-        return dense_mask(self.starts, self.ends, self.entry.bucket.KV_LEN)

@@ -3,17 +3,15 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from runtime.data.dataset import Dataset
 from runtime.data.plan import NO_SAMPLE, Step, StepPlan
-from runtime.dflash.anchors import LayoutChooser, draw_anchors
-from runtime.errors import SampleTooLongError
 from runtime.static.buffers import InputSlot
 from runtime.static.queues import Lane
+from runtime.training.method import Trainee
 from runtime.training.replica import Replica
 
 
@@ -23,10 +21,8 @@ class Feeder(threading.Thread):
     Args:
         replica: Whose inputs are filled.
         lane: Where filled slots go.
-        dataset: Samples.
+        trainee: Fills the rows.
         plan: All steps.
-        choosers: Context -> layout chooser; empty when anchors come from the data.
-        seed: Keys the draws.
         steps: First and last step, the last not included.
     """
 
@@ -35,19 +31,15 @@ class Feeder(threading.Thread):
         *,
         replica: Replica,
         lane: Lane[tuple[Step, InputSlot]],
-        dataset: Dataset,
+        trainee: Trainee,
         plan: StepPlan,
-        choosers: Mapping[int, LayoutChooser],
-        seed: int,
         steps: tuple[int, int],
     ) -> None:
         super().__init__(name=f"feeder-{replica.group.rank} ({replica.device})", daemon=True)
         self.replica = replica
         self.lane = lane
-        self.dataset = dataset
         self.plan = plan
-        self.choosers = choosers
-        self.seed = seed
+        self.trainee = trainee
         self.steps = steps
         self.waited_s = 0.0
         """Seconds without a slot to fill: the steps are the slower end."""
@@ -65,7 +57,7 @@ class Feeder(threading.Thread):
             step = self.plan[number]
             began = time.monotonic()
             slot = self.replica.free.get()
-            tensors = slot.open(self.replica.fields(step.context))
+            tensors = slot.open(self.replica.fields(step.bucket))
             self.waited_s += time.monotonic() - began
             self.fill(tensors, step)
             slot.send()
@@ -84,30 +76,7 @@ class Feeder(threading.Thread):
             for tensor in tensors.values():
                 tensor[row].zero_()
             if index != NO_SAMPLE:
-                self._fill_row(tensors, row, step, index)
-
-    def _fill_row(self, tensors: dict[str, Tensor], row: int, step: Step, index: int) -> None:
-        sample = self.dataset.sample(index)
-        length = len(sample.input_ids)
-        loss_mask = sample.loss_mask
-        if length > tensors["input_ids"].shape[1]:
-            raise SampleTooLongError(
-                f"sample {index} has {length} tokens, and its bucket ctx{step.context} holds "
-                f"{step.context}: the data were changed since the run began; prepare them again"
-            )
-        tensors["input_ids"][row, :length] = sample.input_ids
-        tensors["loss_mask"][row, :length] = loss_mask
-        if sample.features is not None and "features" in tensors:
-            tensors["features"][row, :length] = sample.features
-        key = {"seed": self.seed, "epoch": step.epoch, "sample": index}
-        if "layout" in tensors:
-            chooser = self.choosers[step.context]
-            tensors["layout"][row] = chooser.choose(loss_mask.numpy(), **key)
-        else:
-            count = tensors["anchors"].shape[1]
-            anchors, n_valid = draw_anchors(loss_mask.numpy(), count, **key)
-            tensors["anchors"][row] = torch.from_numpy(anchors)
-            tensors["n_valid"][row] = n_valid
+                self.trainee.fill(tensors, row, index, epoch=step.epoch)
 
 
 @contextlib.contextmanager

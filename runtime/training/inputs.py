@@ -1,129 +1,111 @@
-"""What a command needs before it trains or evaluates: data, masks, buckets, and a fingerprint."""
+"""What a run trains on: data, masks and buckets, checked against each other, and a fingerprint."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import cache
-from maskgen.buckets import BucketPlan
 from maskgen.entry import MaskEntry
 from maskgen.mask_spec import MaskSpec
-from maskgen.spec import read_specs
 from runtime.config import Config, shaping_settings
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.plan import StepPlan
 from runtime.data.prepared import check_prepared
-from runtime.dflash.capabilities import Request, check_request
-from runtime.dflash.settings import DFlashConfig
-from runtime.errors import ConfigError, DatasetError
-from runtime.ranks.devices import Placement
-from runtime.training.entries import entries_name, load_buckets
+from runtime.errors import DatasetError
+from runtime.training.entries import load_buckets
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """How samples are arranged into rows, of which a step takes so many."""
+
+    lengths: NDArray[np.int64]
+    """Tokens of each row, ``[n]``."""
+    buckets: NDArray[np.int64]
+    """Length of the bucket of each row, ``[n]``."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class Inputs:
     """Data and masks of a run, checked against each other."""
 
     dataset: Dataset
+    rows: Rows
     plan: StepPlan
+    """Of rows."""
     entries: Mapping[int, MaskEntry]
-    """Context -> entry, of every bucket that samples fall into."""
+    """Bucket length -> entry, of every bucket that rows fall into."""
     mask_version: str
     """Id of the cache version that the entries were read from."""
-    draft_block_size: int
     shaping: Mapping[str, Any]
-    """What ``shaping`` gave."""
+    """What ``shaping`` returned."""
     fingerprint: str
     """SHA-256 of ``shaping``."""
     config_type: type[Config]
     """Of the run file: which settings shape a run, those of an earlier one too."""
 
 
-def open_session(
-    config: DFlashConfig, config_path: str, *, placement: Placement | None = None, ranks: int = 1
-) -> Session:
-    """Open the training data and the masks that it needs.
+def gather_inputs(
+    config: Config,
+    config_path: str,
+    *,
+    specs: Mapping[int, MaskSpec],
+    dataset: Dataset,
+    rows: Rows,
+) -> Inputs:
+    """Plan the steps and load the masks that they need.
 
     Args:
         config: The run file.
         config_path: Its path, named in errors.
-        placement: The drafters' devices, so that what they cannot do is refused.
-        ranks: Drafters' devices of all processes.
+        specs: Bucket length -> the run's mask entry, ascending.
+        dataset: Training samples.
+        rows: Made of them.
 
     Raises:
-        DatasetError: The data folder is missing, damaged or of other settings.
         BucketMissingError: The cache lacks an entry.
         StoreNotFoundError: There is no cache.
-        ConfigError: ``[masks]`` has no entry of that name, or a row of
-            ``runtime.dflash.capabilities`` applies.
     """
-    train = config.train
-    specs = run_specs(config)
-    request = Request(config=config, specs=specs, placement=placement, ranks=ranks)
-    check_request(request)
-    dataset = Dataset.open(config.data.folder, "train")
-    _check_features(config, dataset)
-    check_prepared(config.data, dataset)
-    check_request(replace(request, features=dataset.meta["features"]))
-    contexts = tuple(specs)
-    if dataset.meta["context"] > contexts[-1]:
-        raise DatasetError(
-            f"{config.data.folder} was prepared for contexts up to {dataset.meta['context']}, the "
-            f"run's largest is {contexts[-1]}; {PREPARE}"
-        )
-    lengths = np.asarray(dataset.lengths, dtype=np.int64)
-    plan = StepPlan(
-        lengths, BucketPlan(contexts).buckets_of(lengths), train.global_batch, config.run.seed
-    )
+    plan = StepPlan(rows.lengths, rows.buckets, config.train.global_batch, config.run.seed)
     store = cache.open_store(config.cache)
-    entries = load_buckets(
-        store, {context: specs[context] for context in plan.contexts}, config_path
-    )
-    first = next(iter(entries.values()))
+    entries = load_buckets(store, {length: specs[length] for length in plan.buckets}, config_path)
     shapes = shaping(config, entries, dataset)
-    return Session(
+    return Inputs(
         dataset=dataset,
+        rows=rows,
         plan=plan,
         entries=entries,
-        mask_version=first.version,
-        draft_block_size=int(first.spec.params["draft_block_size"]),
+        mask_version=next(iter(entries.values())).version,
         shaping=shapes,
         fingerprint=cache.sha256_hex(json.dumps(shapes, sort_keys=True).encode()),
         config_type=type(config),
     )
 
 
-def _check_features(config: DFlashConfig, dataset: Dataset) -> None:
-    """Refuse data whose features lie elsewhere than the run file says."""
-    asked, held = config.data.features, dataset.meta["features"]
-    if asked not in ("auto", held):
-        raise DatasetError(
-            f"{dataset.folder} was prepared with data.features = {held!r}, and the run asks for "
-            f"{asked!r}; {PREPARE}"
-        )
+def open_data(config: Config, longest: int) -> Dataset:
+    """Open the training samples.
 
-
-def run_specs(config: DFlashConfig) -> dict[int, MaskSpec]:
-    """The run's mask entries as ``[masks]`` asks for them, by context, ascending.
+    Args:
+        config: The run file.
+        longest: Tokens of the largest bucket.
 
     Raises:
-        ConfigError: No entry has the run's name, or two have one context.
-        MaskSpecError: ``[masks]`` is wrong.
+        DatasetError: The data folder is missing, damaged, of other settings, or holds samples that
+            may be longer.
     """
-    name = entries_name(config.train.masks, config.train.anchors)
-    listed = read_specs({"masks": config.masks})
-    ours = [spec for spec in listed if spec.name.rpartition("/")[0] == name]
-    if not ours:
-        names = ", ".join(sorted({spec.name.rpartition("/")[0] for spec in listed})) or "none"
-        raise ConfigError("train.masks", name, f"must name an entry of [masks]; it has {names}")
-    by_context = {spec.KV_LEN - spec.Q_LEN: spec for spec in ours}
-    if len(by_context) < len(ours):
-        raise ConfigError("train.masks", name, "must have one entry for each context")
-    return dict(sorted(by_context.items()))
+    dataset = Dataset.open(config.data.folder, "train")
+    check_prepared(config.data, dataset)
+    if dataset.meta["context"] > longest:
+        raise DatasetError(
+            f"{config.data.folder} was prepared for contexts up to {dataset.meta['context']}, the "
+            f"run's largest is {longest}; {PREPARE}"
+        )
+    return dataset
 
 
 def shaping(config: Config, entries: Mapping[int, MaskEntry], dataset: Dataset) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -19,58 +20,49 @@ from cache.causes import naming
 from maskgen.progress import say
 
 METRICS_FILE = "metrics.jsonl"
-DRAWN = ("loss", "tau_forced")
-"""Keys of a row that the picture shows."""
 LARGEST_STEP = 1 << 53
-LEGEND = (
-    "tau~: tokens that a call of the target would give, drafts checked against the training data; "
-    "evaluate measures tau by decoding"
-)
-"""What the lines of a run do not say of themselves."""
 
 
 def interval_metrics(
-    totals: Mapping[str, float], *, step: int, lr: float, tokens: int, seconds: float, steps: int
+    totals: Mapping[str, float],
+    learned: Mapping[str, Any],
+    *,
+    step: int,
+    lr: float,
+    tokens: int,
+    seconds: float,
+    steps: int,
 ) -> dict[str, Any]:
-    """Turn a replica's sums over an interval into what people read.
+    """Make a row of an interval.
 
     Args:
         totals: From ``Replica.read_totals``.
+        learned: What the method makes of them; a mean of nothing, as where every step was skipped,
+            is None.
         step: Finished steps.
         lr: Learning rate of the last step.
         tokens: Sample tokens of the interval, over all ranks.
         seconds: Length of the interval.
         steps: Steps of the interval.
-
-    Returns:
-        ``loss`` (weighted mean), ``tau_forced`` (mean tokens a target call would give if drafts
-        were checked against the data: 1 plus the drafts right in a row), ``accuracy`` by slot,
-        ``anchors_kept`` (share of the layouts' anchors that carried weight) and speeds. A mean of
-        nothing, as where every step was skipped, is None.
     """
-    weight = totals["weight"]
-    slots = [name.removeprefix("count_") for name in totals if name.startswith("count_")]
     return {
         "step": step,
-        "loss": _ratio(totals["loss"], weight),
-        "tau_forced": _ratio(totals["accepted"], totals["blocks"]),
-        "accuracy": [_ratio(totals[f"correct_{s}"], totals[f"count_{s}"]) for s in slots],
+        **learned,
         "lr": lr,
         "grad_norm": totals["grad_norm"],
-        "anchors_kept": _ratio(totals["anchors_kept"], totals["anchors"]),
-        "anchors_per_step": totals["anchors_kept"] / max(steps, 1),
         "skipped": int(totals["skipped"]),
         "tokens_per_s": tokens / seconds if seconds else 0.0,
         "step_ms": 1e3 * seconds / max(steps, 1),
     }
 
 
+def ratio(numerator: float, denominator: float) -> float | None:
+    """The mean of an interval; None of nothing."""
+    return numerator / denominator if denominator else None
+
+
 def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(strict(row), allow_nan=False).encode() + b"\n"
-
-
-def _ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
 
 
 def _shown(value: float | None) -> str:
@@ -84,13 +76,23 @@ class MetricsLog:
         path: The file; rows past ``first_step`` from an interrupted run are dropped.
         first_step: Where this run begins.
         total_steps: Where it ends.
+        shown: Name in the lines -> key of a row.
+        legend: What the lines do not say of themselves.
         stream: For people; the standard error stream if left out.
     """
 
     def __init__(
-        self, path: Path, *, first_step: int, total_steps: int, stream: TextIO | None = None
+        self,
+        path: Path,
+        *,
+        first_step: int,
+        total_steps: int,
+        shown: Mapping[str, str],
+        legend: str = "",
+        stream: TextIO | None = None,
     ) -> None:
         self.path = path
+        self.shown = shown
         self.total_steps = total_steps
         self._stream = stream or sys.stderr
         kept = [row for row in read_metrics(path) if row["step"] <= first_step]
@@ -103,7 +105,8 @@ class MetricsLog:
             else None
         )
         self._began = time.monotonic()
-        self._show(LEGEND)
+        if legend:
+            self._show(legend)
 
     def _show(self, line: str) -> None:
         # A terminal that is gone, or a log on a full disk, is no reason to end a run.
@@ -119,10 +122,8 @@ class MetricsLog:
         """
         with naming(self.path), self.path.open("ab") as file:
             file.write(_line(row))
-        shown = (
-            f"loss {_shown(row['loss'])}  tau~ {_shown(row['tau_forced'])}  "
-            f"{row['step_ms']:.0f} ms/step  {row['tokens_per_s']:,.0f} tokens/s"
-        )
+        shown = "".join(f"{name} {_shown(row[key])}  " for name, key in self.shown.items())
+        shown += f"{row['step_ms']:.0f} ms/step  {row['tokens_per_s']:,.0f} tokens/s"
         if row["skipped"]:
             shown += f"  {row['skipped']} steps skipped, not finite"
         if self._bar is not None:
@@ -171,9 +172,10 @@ def _parse_row(line: bytes) -> dict[str, Any]:
     step = row.get("step")
     if type(step) is not int or not 0 <= step <= LARGEST_STEP:
         raise ValueError(f"step must be 0 to {LARGEST_STEP}, found {step!r:.40}")
-    for key in DRAWN:
-        if not isinstance(row.get(key), int | float | None) or isinstance(row.get(key), bool):
-            raise TypeError(f"{key} must be a number or null, found {row[key]!r:.40}")
+    for key, value in row.items():
+        items = value if isinstance(value, list) else [value]
+        if not all(type(item) in (int, float, NoneType) for item in items):
+            raise TypeError(f"{key} must be a number or null, found {value!r:.40}")
     found: dict[str, Any] = strict(row)
     return found
 

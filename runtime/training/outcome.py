@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from runtime.dflash.objective import COUNTERS
 from runtime.errors import NonFiniteError, NothingLearnedError
+from runtime.static.step import COUNTERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,18 @@ class StepCounts:
     def empty(self) -> int:
         """Steps without a supervised token."""
         return self.begun - self.learned - self.skipped
+
+    def unlearned_rows(self) -> dict[str, str]:
+        """For people: of steps that changed nothing, if there are any."""
+        found = {
+            "skipped": (self.skipped, "a loss or gradient that was not finite"),
+            "empty": (self.empty, "no supervised token"),
+        }
+        return {
+            name: f"{count} of the steps, which had {cause}"
+            for name, (count, cause) in found.items()
+            if count
+        }
 
     def as_dict(self) -> dict[str, int]:
         """For JSON."""
@@ -78,7 +90,7 @@ def check_learned(counts: StepCounts, limit: int) -> None:
     check_skips(counts.worst_skips_in_a_row, limit, counts.begun)
     if counts.learned == 0:
         raise NothingLearnedError(
-            f"nothing was learned in {counts.begun} steps, and no drafter is exported: "
+            f"nothing was learned in {counts.begun} steps, and nothing is exported: "
             f"{counts.empty} had no supervised token, {counts.skipped} a loss or gradient that "
             "was not finite. What prepare said of the data tells which tokens are supervised"
         )

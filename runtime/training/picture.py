@@ -1,6 +1,6 @@
-"""One picture of a run: loss, and tokens per target call, over the steps."""
+"""One picture of a run: its loss, and what else its method shows, over the steps."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +8,19 @@ from cache.causes import naming
 from maskgen.faults import told
 from maskgen.progress import say
 from runtime.training.metrics import METRICS_FILE, read_metrics
+from runtime.training.plots import Plot
 
 PICTURE_FILE = "metrics.png"
-SERIES = {
-    "tau_forced": ("drafts checked against the data", "tab:green", "-"),
-    "tau": ("draft-and-verify on held-out prompts", "tab:red", "o"),
-}
-"""Key of a row -> its label, colour and style in the lower plot."""
 
 
-def draw_metrics(rows: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draw the rows of ``metrics.jsonl`` into a PNG.
+def draw_metrics(
+    rows: Iterable[Mapping[str, Any]], plots: Sequence[Plot], path: str | Path
+) -> Path:
+    """Draw the rows of ``metrics.jsonl`` into a PNG, one panel an axis.
 
     Args:
-        rows: Each with ``step`` and any of ``loss``, ``tau_forced`` and ``tau``.
+        rows: Each with ``step`` and any of the plots' keys.
+        plots: What to draw.
         path: The PNG.
 
     Returns:
@@ -32,21 +31,21 @@ def draw_metrics(rows: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
     from matplotlib.figure import Figure
 
     rows = list(rows)
-    figure = Figure(figsize=(8, 7), layout="constrained")
+    axes_of = list(dict.fromkeys(plot.axis for plot in plots))
+    figure = Figure(figsize=(8, 3.5 * len(axes_of)), layout="constrained")
     FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True)
-    above.plot(*_series(rows, "loss"), color="tab:blue")
-    above.set_ylabel("loss (weighted mean cross entropy)")
-    for key, (label, colour, style) in SERIES.items():
-        steps, values = _series(rows, key)
-        if steps:
-            below.plot(steps, values, style, color=colour, label=label)
-    below.set_ylabel("tau (tokens per target call)")
-    below.set_xlabel("step")
-    if below.get_legend_handles_labels()[1]:
-        below.legend(loc="best")
-    for axes in (above, below):
-        axes.grid(visible=True, alpha=0.3)
+    panels = figure.subplots(len(axes_of), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, panel in zip(axes_of, panels, strict=True):
+        for plot in (plot for plot in plots if plot.axis == axis):
+            steps, values = _series(rows, plot.key)
+            if steps:
+                label = plot.label or None
+                panel.plot(steps, values, plot.style, color=plot.colour, label=label)
+        panel.set_ylabel(axis)
+        panel.grid(visible=True, alpha=0.3)
+        if panel.get_legend_handles_labels()[1]:
+            panel.legend(loc="best")
+    panels[-1].set_xlabel("step")
     where = Path(path)
     where.parent.mkdir(parents=True, exist_ok=True)
     with naming(where):
@@ -54,23 +53,26 @@ def draw_metrics(rows: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
     return where
 
 
-def draw_run(folder: Path, taus: tuple[float, float] | None = None) -> None:
+def draw_run(
+    folder: Path, plots: Sequence[Plot], ends: Mapping[str, tuple[float, float]] | None = None
+) -> None:
     """Draw a run's metrics; what prevents that is reported and costs no more than the picture.
 
     Args:
         folder: The run folder.
-        taus: What draft-and-verify measured before the first step and after the last.
+        plots: What to draw.
+        ends: Key -> what an evaluation measured before the first step and after the last.
     """
     try:
         rows = read_metrics(folder / METRICS_FILE)
-        if taus is not None:
-            last = max((row["step"] for row in rows), default=0)
-            rows += [{"step": step, "tau": tau} for step, tau in zip((0, last), taus, strict=True)]
-        draw_metrics(rows, folder / PICTURE_FILE)
+        last = max((row["step"] for row in rows), default=0)
+        for key, values in (ends or {}).items():
+            rows += [{"step": step, key: v} for step, v in zip((0, last), values, strict=True)]
+        draw_metrics(rows, plots, folder / PICTURE_FILE)
     except Exception as error:
         say(f"no picture of the run: {told(error)}")
 
 
 def _series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    found = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    found = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), (int, float))]
     return [step for step, _ in found], [value for _, value in found]

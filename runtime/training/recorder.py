@@ -9,6 +9,7 @@ from maskgen.faults import told
 from runtime.config import TrainConfig
 from runtime.data.plan import Step, StepPlan
 from runtime.training.checkpoint import save_checkpoint
+from runtime.training.method import Method
 from runtime.training.metrics import METRICS_FILE, MetricsLog, interval_metrics
 from runtime.training.outcome import check_skips
 from runtime.training.replica import Replica
@@ -21,7 +22,8 @@ class Recorder:
         folder: The run folder.
         train: How often, and how many steps in all.
         plan: Which samples every step takes.
-        drafter: What an export needs beside the weights.
+        method: Makes the rows of the sums.
+        published: What an export needs beside the weights.
         fingerprint: What shaped the run.
         report: Takes a line for people.
         first_step: Where this run begins.
@@ -34,7 +36,8 @@ class Recorder:
         folder: Path,
         train: TrainConfig,
         plan: StepPlan,
-        drafter: Mapping[str, Any],
+        method: Method[Any],
+        published: Mapping[str, Any],
         fingerprint: str,
         report: Callable[[str], None],
         first_step: int,
@@ -43,11 +46,16 @@ class Recorder:
         self.folder = folder
         self.train = train
         self.plan = plan
-        self.drafter = drafter
+        self.method = method
+        self.published = published
         self.fingerprint = fingerprint
         self.report = report
         self._log = MetricsLog(
-            folder / METRICS_FILE, first_step=first_step, total_steps=train.steps
+            folder / METRICS_FILE,
+            first_step=first_step,
+            total_steps=train.steps,
+            shown={plot.short: plot.key for plot in method.plots if plot.short},
+            legend=method.legend,
         )
         # Where the row that a resume goes on with can first reach the limit.
         self._first_look = first_step
@@ -87,13 +95,15 @@ class Recorder:
         """
         totals = replica.read_totals()
         now = self._stepped if ended else time.monotonic()
+        steps = finished - self._interval_first
         row = interval_metrics(
             totals,
+            self.method.metrics(totals, steps),
             step=finished,
             lr=replica.lr(),
             tokens=self._interval_tokens,
             seconds=now - self._interval_began,
-            steps=finished - self._interval_first,
+            steps=steps,
         )
         self._log.write(row)
         self._interval_began, self._interval_tokens, self._interval_first = now, 0, finished
@@ -111,7 +121,7 @@ class Recorder:
             replica.state(),
             step=finished,
             fingerprint=self.fingerprint,
-            drafter=self.drafter,
+            published=self.published,
             keep=self.train.keep,
         )
         self._saved = finished

@@ -1,4 +1,4 @@
-"""All of a run on one device: drafter, optimizer, masks and one static step a bucket."""
+"""All of a run on one device: module, optimizer, and one static step a bucket."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,20 +8,19 @@ from torch import Tensor
 from maskgen.entry import MaskEntry
 from runtime.config import TrainConfig
 from runtime.data.plan import Step
-from runtime.dflash.drafter import Drafter, DrafterConfig
-from runtime.dflash.objective import COUNTERS, DraftStep, FrozenTarget, Sums, draft_objective
-from runtime.dflash.settings import DFlashTrain
 from runtime.ranks.collectives import Group
 from runtime.ranks.devices import Placement, enter_thread
 from runtime.static.buffers import Field, InputSlot, input_slots
-from runtime.static.compilation import compiled_objective
 from runtime.static.exchange import GradientExchange
-from runtime.static.graph import GraphPool, StaticStep
+from runtime.static.graph import GraphPool
 from runtime.static.optimizer import AdamWSettings, FlatAdamW
-from runtime.training.entries import BucketMasks
+from runtime.static.step import COUNTERS, TrainStep
+from runtime.static.step_set import StepSet
+from runtime.training.method import Trainee
 from runtime.training.outcome import StepCounts, step_counts
+from runtime.training.saved_state import MASTER
 
-MEMORY_HINT = "lower train.global_batch, the number of anchors, or the largest context in [masks]"
+MEMORY_HINT = "lower train.global_batch, or the largest entries of [masks]"
 
 
 class Replica:
@@ -30,9 +29,8 @@ class Replica:
     Args:
         group: The worker's collectives; its index picks the device.
         placement: Devices, compute dtype, CPU threads.
-        drafter_config: The network.
-        target: Frozen parts, already on the device.
-        entries: Context -> mask entry, of every bucket in use.
+        trainee: What is trained.
+        entries: Bucket length -> mask entry, of every bucket in use.
         train: Optimisation settings.
         num_slots: Input slots, see ``input_slots``.
     """
@@ -44,57 +42,47 @@ class Replica:
         *,
         group: Group,
         placement: Placement,
-        drafter_config: DrafterConfig,
-        target: FrozenTarget,
+        trainee: Trainee,
         entries: Mapping[int, MaskEntry],
-        train: DFlashTrain,
+        train: TrainConfig,
         num_slots: int = 2,
     ) -> None:
         self.group = group
         self.device = placement.devices[group.index]
         self.threads = placement.threads
-        self.train = train
+        self.sums = trainee.sums
         self.pool = GraphPool(self.device)
-        self.sums = Sums(drafter_config.draft_block_size)
         size = len(self.sums) + len(COUNTERS)
         self.totals = torch.zeros(size, dtype=torch.float32, device=self.device)
-        self.drafter = Drafter(drafter_config).to(self.device)
+        self.module = trainee.module(self.device)
         self.optimizer = FlatAdamW(
-            self.drafter,
+            self.module,
             adamw_settings(train),
             device=self.device,
             dtype=placement.compute_dtype,
             num_sums=len(self.sums),
-            stages=backward_stages(self.drafter),
+            stages=trainee.stages(self.module),
         )
         with self.pool.activated():
             # Autograd accumulates a leaf's gradient on the stream that was current when its
             # accumulator was made, and hooks make it: that stream must be the captured one.
             self.exchange = GradientExchange(self.optimizer, group, reduce_dtype=train.reduce_dtype)
-        objective = draft_objective
-        if self.device.type == "cuda":
-            objective = compiled_objective(self.drafter)
         batch = train.global_batch // group.size
-        self.draft_steps = {
-            context: DraftStep(
-                drafter=self.drafter,
-                target=target,
-                masks=BucketMasks(entry, batch, self.device),
-                exchange=self.exchange,
-                totals=self.totals,
-                gamma=train.gamma,
-                objective=objective,
+        self.train_steps = {
+            length: TrainStep(
+                trainee.objective(self.module, length, entry, batch, group.index),
+                self.exchange,
+                self.totals,
             )
-            for context, entry in sorted(entries.items(), reverse=True)
+            for length, entry in sorted(entries.items(), reverse=True)
         }
-        fields = (step.inputs.fields for step in self.draft_steps.values())
+        fields = (step.inputs.fields for step in self.train_steps.values())
         self.free = input_slots(fields, self.device, num_slots)
-        self.steps = {
-            context: StaticStep(
-                step, self.pool, f"ctx{context} on {self.device}", memory_hint=MEMORY_HINT
-            )
-            for context, step in self.draft_steps.items()
+        steps = {
+            length: (f"{entries[length].name} on {self.device}", step)
+            for length, step in self.train_steps.items()
         }
+        self.steps = StepSet(steps, self.pool, memory_hint=MEMORY_HINT)
 
     def prepare(self, report: Callable[[str], None]) -> None:
         """Warm up and capture every bucket, largest first, on the calling thread.
@@ -104,24 +92,21 @@ class Replica:
         """
         enter_thread(self.device, self.threads)
         self.pool.wait_for_device()
-        for step in self.steps.values():
-            report(f"warming up {step.name}")
-            step.warm_up()
+        self.steps.warm_up(report)
         self.exchange.reducing = self.group.size > 1
-        for step in self.steps.values():
-            step.capture()
+        self.steps.capture()
         with self.pool.activated():
             self.totals.zero_()
         self.pool.synchronize()
 
-    def fields(self, context: int) -> Mapping[str, Field]:
+    def fields(self, length: int) -> Mapping[str, Field]:
         """What a slot of this bucket carries."""
-        return self.draft_steps[context].inputs.fields
+        return self.train_steps[length].inputs.fields
 
     def run(self, step: Step, slot: InputSlot) -> None:
         """Enqueue one step on the current stream."""
-        self.draft_steps[step.context].inputs.take(slot)
-        self.steps[step.context].run()
+        self.train_steps[step.bucket].inputs.take(slot)
+        self.steps.run(step.bucket)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take a whole training state: ``state()`` of this or another replica."""
@@ -135,11 +120,11 @@ class Replica:
         self.pool.synchronize()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Start from given drafter weights with fresh moments."""
+        """Start from given weights with fresh moments."""
         with self.pool.activated():
             flat = {name: torch.zeros_like(view) for name, view in self.optimizer.state().items()}
             for name, weight in weights.items():
-                flat[f"master.{name}"] = weight.detach().float()
+                flat[f"{MASTER}{name}"] = weight.detach().float()
             counters = torch.zeros(len(COUNTERS), dtype=torch.float32, device="cpu")
             self.load({**flat, "counters": counters})
 
@@ -161,7 +146,7 @@ class Replica:
         with self.pool.activated():
             values = self.totals.tolist()
             self.totals[: len(self.sums)].zero_()
-        return dict(zip((*self.sums.names, *COUNTERS), values, strict=True))
+        return dict(zip((*self.sums, *COUNTERS), values, strict=True))
 
     def lr(self) -> float:
         """Learning rate of the last step."""
@@ -170,21 +155,11 @@ class Replica:
     @property
     def replays(self) -> int:
         """Graph replays so far."""
-        return sum(step.replays for step in self.steps.values())
+        return self.steps.replays
 
     def teardown(self) -> None:
         """Free the graphs."""
-        self.pool.synchronize()
-        for step in self.steps.values():
-            step.teardown()
-
-
-def backward_stages(drafter: Drafter) -> list[list[str]]:
-    """Parameter names as the backward pass finishes them: last layer first, the fusion last."""
-    layers = range(len(drafter.layers) - 1, -1, -1)
-    prefixes = [("norm.",), *((f"layers.{index}.",) for index in layers), ("fc.", "hidden_norm.")]
-    names = [name for name, _ in drafter.named_parameters()]
-    return [[name for name in names if name.startswith(prefix)] for prefix in prefixes]
+        self.steps.teardown()
 
 
 def adamw_settings(train: TrainConfig) -> AdamWSettings:

@@ -16,15 +16,12 @@ from torch import Tensor
 from cache.address import without_secrets_in
 from maskgen.progress import say
 from runtime.config import Config, shaping_settings
-from runtime.dflash.folder import is_of
 from runtime.errors import ConfigError, TrainingError
-from runtime.export import export_checkpoint, run_of
 from runtime.files.sealed import DamagedError, read_sealed, write_sealed
 from runtime.training.checkpoint import has_checkpoints, newest_good, own_checkpoints
 from runtime.training.differences import told_differences
-from runtime.training.inputs import Session
-from runtime.training.picture import PICTURE_FILE, draw_run
-from runtime.training.saved_state import LATER, META_FILE, Checkpoint
+from runtime.training.inputs import Inputs
+from runtime.training.saved_state import LATER, Checkpoint
 
 FORMAT = 2
 RUN_FILE = "run.json"
@@ -33,8 +30,8 @@ UNTOLD = "settings, data or masks"
 
 
 @contextlib.contextmanager
-def held(name: str) -> Iterator[None]:
-    """Make the run folder and hold it for this process alone.
+def taken(name: str) -> Iterator[None]:
+    """Make the run folder and keep it for this process alone.
 
     What was made is removed again at the end, unless something was written there.
 
@@ -94,14 +91,14 @@ def _take(lock: IO[str], path: Path) -> None:
         )
 
 
-def write_run_file(folder: Path, config: Config, session: Session) -> None:
+def write_run_file(folder: Path, config: Config, inputs: Inputs) -> None:
     """Write ``run.json``, a sealed document: the settings, and what else shaped the run."""
     record = {
         "config": config.as_dict(),
-        "mask_version": session.mask_version,
-        "masks": session.shaping["masks"],
-        "data": session.shaping["data"],
-        "fingerprint": session.fingerprint,
+        "mask_version": inputs.mask_version,
+        "masks": inputs.shaping["masks"],
+        "data": inputs.shaping["data"],
+        "fingerprint": inputs.fingerprint,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
@@ -111,13 +108,13 @@ def write_run_file(folder: Path, config: Config, session: Session) -> None:
 
 
 def starting_point(
-    folder: Path, session: Session, report: Callable[[str], None]
+    folder: Path, inputs: Inputs, report: Callable[[str], None]
 ) -> tuple[Checkpoint, dict[str, Tensor]] | None:
     """The newest good checkpoint of a run and its state; None to begin at the start.
 
     Args:
-        folder: The run folder, held by this process.
-        session: Of this run.
+        folder: The run folder, taken by this process.
+        inputs: Of this run.
         report: Takes a line for each checkpoint that is passed over.
 
     Raises:
@@ -127,8 +124,8 @@ def starting_point(
     """
     root = folder / "checkpoints"
     record = _read_run_file(folder, report)
-    what_differs = functools.partial(_what_differs, record, session)
-    checkpoints = own_checkpoints(root, session.fingerprint, report, what_differs)
+    what_differs = functools.partial(_what_differs, record, inputs)
+    checkpoints = own_checkpoints(root, inputs.fingerprint, report, what_differs)
     found = newest_good(checkpoints, lambda item: (item, item.load()), report)
     if found is None and has_checkpoints(root):
         report(f"no checkpoint in {root} can be used: starting at step 1")
@@ -147,31 +144,20 @@ def _read_run_file(folder: Path, report: Callable[[str], None]) -> Mapping[str, 
     return {}
 
 
-def _what_differs(record: Mapping[str, Any], session: Session, fingerprint: str) -> str:
+def _what_differs(record: Mapping[str, Any], inputs: Inputs, fingerprint: str) -> str:
     """What shapes this run otherwise than the run of ``fingerprint``, in words."""
-    shaping = session.shaping
+    shaping = inputs.shaping
     try:
         # It is of a later run where one was killed while it started over.
         if record["fingerprint"] != fingerprint:
             return UNTOLD
         was = {
-            **shaping_settings(record["config"], session.config_type),
+            **shaping_settings(record["config"], inputs.config_type),
             "masks": record.get("masks", shaping["masks"]),
             "data": record.get("data", shaping["data"]),
         }
-        versions = (record["mask_version"][:12], session.mask_version[:12])
+        versions = (record["mask_version"][:12], inputs.mask_version[:12])
         masks = " (cache version {} -> {})".format(*versions)
         return told_differences(was, shaping, "{name} {was} -> {now}", masks) or UNTOLD
     except (LookupError, TypeError, AttributeError):
         return UNTOLD
-
-
-def finish(checkpoint: Checkpoint, folder: Path, report: Callable[[str], None]) -> None:
-    """Write what a run that was ended between its last step and its export still owes."""
-    drafter, picture = folder / "drafter", folder / PICTURE_FILE
-    if not is_of(drafter, run_of(checkpoint)):
-        report(f"{drafter} holds no whole drafter of step {checkpoint.step}: exporting it")
-        export_checkpoint(checkpoint, drafter)
-    saved = (checkpoint.folder / META_FILE).stat().st_mtime
-    if not picture.exists() or picture.stat().st_mtime < saved:
-        draw_run(folder)

@@ -1,8 +1,8 @@
 """One saved state: a folder ``step-00000500`` that is as it was saved, or is refused.
 
-``state.safetensors`` holds fp32 masters, moments and counters. ``meta.json`` is a sealed document
-of format 2: step, fingerprint of the run, SHA-256 of the state file, and what an export needs
-beside the weights. Format 1 had no seal, and is read.
+``state.safetensors`` has fp32 masters, moments and counters. ``meta.json`` is a sealed document of
+format 3: step, fingerprint of the run, SHA-256 of the state file, and ``published``, what an export
+needs beside the weights. Format 2 called that ``drafter``, and format 1 had no seal; both are read.
 """
 
 import os
@@ -21,9 +21,13 @@ from runtime.files.digests import State, file_state, sha256_of_file
 from runtime.files.sealed import DamagedError, read_sealed, seal
 from runtime.files.tensors import save_tensors
 
-FORMAT = 2
+FORMAT = 3
+PUBLISHED_SINCE = 3
+"""The first format that says ``published``."""
 STATE_FILE = "state.safetensors"
 META_FILE = "meta.json"
+MASTER = "master."
+"""Prefix of the fp32 weights in a state."""
 LATER = "start over with --fresh, or in another run.folder"
 
 _whole: set[State] = set()
@@ -41,8 +45,13 @@ class Checkpoint:
     """What shaped the run; a resume needs the same."""
     sha256: str
     """Of the state file."""
-    drafter: Mapping[str, Any]
-    """The network's published config, with ``feature_scale`` beside it."""
+    published: Mapping[str, Any]
+    """What an export needs beside the weights, as the method had it."""
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """What a product says of the run that it is from."""
+        return {"fingerprint": self.fingerprint, "step": self.step}
 
     def check(self) -> None:
         """Read the state file to tell whether it is as it was saved.
@@ -94,13 +103,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
     except DamagedError as error:
         raise CheckpointError(str(error)) from error
+    named = "published" if meta.get("format", 1) >= PUBLISHED_SINCE else "drafter"
     try:
         found = Checkpoint(
             folder,
             int(meta["step"]),
             str(meta["fingerprint"]),
             str(meta["sha256"]),
-            dict(meta["drafter"]),
+            dict(meta[named]),
         )
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: it must say {error}") from error
@@ -115,7 +125,7 @@ def write_checkpoint(
     *,
     step: int,
     fingerprint: str,
-    drafter: Mapping[str, Any],
+    published: Mapping[str, Any],
 ) -> None:
     """Write a state into a new folder; its files are on the disk when this returns.
 
@@ -134,7 +144,7 @@ def write_checkpoint(
         "format": FORMAT,
         "step": step,
         "fingerprint": fingerprint,
-        "drafter": dict(drafter),
+        "published": dict(published),
         "sha256": sha256,
     }
     write_synced(folder / META_FILE, seal(meta))
@@ -143,3 +153,12 @@ def write_checkpoint(
 def folder_name(step: int) -> str:
     """Of the checkpoint of a step."""
     return f"step-{step:08d}"
+
+
+def master_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The fp32 weights of a state, by parameter name."""
+    return {
+        name.removeprefix(MASTER): tensor
+        for name, tensor in state.items()
+        if name.startswith(MASTER)
+    }

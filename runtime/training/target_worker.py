@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,10 +16,11 @@ from torch import Tensor
 from runtime.data.plan import Step
 from runtime.ranks.devices import enter_thread
 from runtime.static.buffers import InputSlot
-from runtime.static.graph import GraphPool, StaticStep
+from runtime.static.graph import GraphPool
 from runtime.static.queues import Lane
+from runtime.static.step_set import StepSet
 
-MEMORY_HINT = "lower train.global_batch or the largest context in [masks]"
+MEMORY_HINT = "lower train.global_batch or the largest bucket in [masks]"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class TargetReplica:
 
     Args:
         target: Where and what.
-        shapes: Context -> ``(B, S)``.
+        shapes: Bucket length -> ``(B, S)``.
         threads: CPU threads.
     """
 
@@ -47,50 +49,41 @@ class TargetReplica:
         self.pool = GraphPool(device)
         self._features = target.features
         self._input_ids = {
-            context: torch.zeros(shape, dtype=torch.int64, device=device)
-            for context, shape in sorted(shapes.items(), reverse=True)
+            length: torch.zeros(shape, dtype=torch.int64, device=device)
+            for length, shape in shapes.items()
         }
         self._output: Tensor | None = None
-        self.steps = {
-            context: StaticStep(
-                lambda context=context: self._step(context),  # type: ignore[misc]
-                self.pool,
-                f"target ctx{context} on {device}",
-                memory_hint=MEMORY_HINT,
-            )
-            for context in self._input_ids
+        steps = {
+            length: (f"target {length} on {device}", partial(self._step, length))
+            for length in shapes
         }
+        self.steps = StepSet(steps, self.pool, memory_hint=MEMORY_HINT)
 
     def prepare(self, report: Callable[[str], None]) -> None:
         """Warm up and capture every bucket, largest first, on the calling thread."""
         enter_thread(self.device, self.threads)
         self.pool.wait_for_device()
-        for step in self.steps.values():
-            report(f"warming up {step.name}")
-            step.warm_up()
-        for step in self.steps.values():
-            step.capture()
+        self.steps.warm_up(report)
+        self.steps.capture()
 
-    def _step(self, context: int) -> None:
-        found = self._features(self._input_ids[context])
+    def _step(self, length: int) -> None:
+        found = self._features(self._input_ids[length])
         if self._output is None:
             # Of the largest bucket, which warms up first: all others use its beginning.
             self._output = torch.empty_like(found).flatten()
         self._output[: found.numel()].copy_(found.flatten())
 
-    def run(self, context: int, slot: InputSlot) -> None:
+    def run(self, length: int, slot: InputSlot) -> None:
         """Enqueue the features of a slot's samples into the slot, on the current stream."""
         assert self._output is not None, "prepare first"
-        self._input_ids[context].copy_(slot.host["input_ids"], non_blocking=True)
-        self.steps[context].run()
+        self._input_ids[length].copy_(slot.host["input_ids"], non_blocking=True)
+        self.steps.run(length)
         features = slot.staged["features"]
         slot.write("features", self._output[: features.numel()].view(features.shape))
 
     def teardown(self) -> None:
         """Free the graphs."""
-        self.pool.synchronize()
-        for step in self.steps.values():
-            step.teardown()
+        self.steps.teardown()
 
 
 class TargetWorker(threading.Thread):
@@ -142,7 +135,7 @@ class TargetWorker(threading.Thread):
             for number in self._numbers:
                 _, inlet, outlet = self._ends[number % len(self._ends)]
                 step, slot = inlet.get()
-                self.replica.run(step.context, slot)
+                self.replica.run(step.bucket, slot)
                 if not outlet.put((step, slot)):
                     return
                 self.served += len(slot.host["input_ids"])

@@ -1,17 +1,16 @@
 """The threads of one process's run: feeders, targets and workers, and the lanes between them."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from runtime.data.dataset import Dataset
 from runtime.data.plan import Step, StepPlan
-from runtime.dflash.anchors import LayoutChooser
 from runtime.errors import ReplicaMismatchError
 from runtime.ranks.awake import wait_until
 from runtime.static.buffers import InputSlot
 from runtime.static.queues import Handoff, Lane
 from runtime.training.feeder import Feeder
+from runtime.training.method import Trainee
 from runtime.training.replica import Replica
 from runtime.training.target_worker import TargetReplica, TargetWorker
 from runtime.training.worker import Coordinator, Worker
@@ -22,16 +21,14 @@ CATCH_UP_S = 3.0
 """How long ranks behind one that failed may take up to its step."""
 
 
-class Crew:
+class Threads:
     """All threads of a run in this process.
 
     Args:
         replicas: One worker and one feeder each.
         targets: One target thread each; without any, feeders hand straight to workers.
-        dataset: Samples.
+        trainee: Fills the rows.
         plan: All steps.
-        choosers: Context -> layout chooser; empty when anchors come from the data.
-        seed: Keys the draws.
         steps: First and last step, the last not included.
         coordinator: Keeps the workers in step.
         after_step: Called by each worker with (replica, finished steps, step).
@@ -43,10 +40,8 @@ class Crew:
         *,
         replicas: Sequence[Replica],
         targets: Sequence[TargetReplica],
-        dataset: Dataset,
+        trainee: Trainee,
         plan: StepPlan,
-        choosers: Mapping[int, LayoutChooser],
-        seed: int,
         steps: tuple[int, int],
         coordinator: Coordinator,
         after_step: Callable[[Replica, int, Step], None],
@@ -60,10 +55,8 @@ class Crew:
             Feeder(
                 replica=replica,
                 lane=lane,
-                dataset=dataset,
+                trainee=trainee,
                 plan=plan,
-                choosers=choosers,
-                seed=seed,
                 steps=steps,
             )
             for replica, lane in zip(replicas, inlets, strict=True)

@@ -3,23 +3,17 @@
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from maskgen.entry import MaskEntry
 from maskgen.faults import told
-from runtime.data.dataset import Dataset
-from runtime.data.plan import Step, StepPlan
-from runtime.dflash.anchors import LayoutChooser
-from runtime.dflash.drafter import DrafterConfig
-from runtime.dflash.folder import target_record
-from runtime.dflash.objective import FrozenTarget
-from runtime.dflash.settings import DFlashConfig
+from runtime.config import Config
+from runtime.data.plan import Step
 from runtime.errors import FrozenError, NonFiniteError, WorkerError
-from runtime.export import FEATURE_SCALE, TARGET
 from runtime.ranks.agreement import check_agreement
 from runtime.ranks.collectives import Group, leave_groups, make_groups, on_every_rank
 from runtime.ranks.devices import Placement, enter_thread
@@ -27,12 +21,15 @@ from runtime.ranks.processes import Processes, single_process
 from runtime.signals import stop_on_signals
 from runtime.static.compilation import size_recompile_limits
 from runtime.static.freeze import FreezeGuard
+from runtime.training.inputs import Inputs
+from runtime.training.method import Method, Trainee
 from runtime.training.monitor import Monitor
 from runtime.training.outcome import StepCounts
 from runtime.training.recorder import Recorder
 from runtime.training.replica import Replica
-from runtime.training.target_worker import RemoteTarget, TargetReplica
-from runtime.training.threads import Crew
+from runtime.training.saved_state import master_weights
+from runtime.training.target_worker import TargetReplica
+from runtime.training.threads import Threads
 from runtime.training.worker import Coordinator
 
 JOIN_S = 10.0
@@ -66,18 +63,14 @@ def nothing_run(counts: StepCounts, placement: Placement) -> RunResult:
 
 
 class Trainer:
-    """Trains a drafter on one or more devices, in one process or several.
+    """Trains on one or more devices, in one process or several.
 
     Args:
         config: The run file; all devices of all processes share its batch evenly.
         placement: Devices of this process.
-        drafter_config: The network.
-        targets: Frozen target parts of each device.
-        remote_targets: Targets on devices of their own, which then compute all features.
-        entries: Context -> mask entry, for every bucket in use.
-        dataset: Training samples.
-        plan: Which samples every step takes.
-        fingerprint: Written into checkpoints.
+        method: Makes the metrics of the sums.
+        trainee: What is trained.
+        inputs: Masks, the plan of the steps, and the fingerprint that goes into checkpoints.
         report: Takes a line for people about what is going on.
         processes: All processes; this one alone if left out. The first writes all files.
     """
@@ -85,34 +78,29 @@ class Trainer:
     def __init__(
         self,
         *,
-        config: DFlashConfig,
+        config: Config,
         placement: Placement,
-        drafter_config: DrafterConfig,
-        targets: list[FrozenTarget],
-        remote_targets: Sequence[RemoteTarget] = (),
-        entries: Mapping[int, MaskEntry],
-        dataset: Dataset,
-        plan: StepPlan,
-        fingerprint: str,
+        method: Method[Any],
+        trainee: Trainee,
+        inputs: Inputs,
         report: Callable[[str], None],
         processes: Processes | None = None,
     ) -> None:
         self.processes = processes or single_process()
         self.config = config
-        self.drafter_config = drafter_config
         self.folder = Path(config.run.folder)
-        self.dataset = dataset
-        self.plan = plan
-        self.fingerprint = fingerprint
+        self.method = method
+        self.trainee = trainee
+        self.inputs = inputs
         self.report = report
         self.groups: list[Group] = make_groups(placement, self.processes)
+        entries, remote_targets = inputs.entries, trainee.remote_targets
         size_recompile_limits(len(entries), len(self.groups))
         self.replicas = [
             Replica(
                 group=group,
                 placement=placement,
-                drafter_config=drafter_config,
-                target=targets[group.index],
+                trainee=trainee,
                 entries=entries,
                 train=config.train,
                 num_slots=2 + -(-len(remote_targets) // len(self.groups)),
@@ -120,19 +108,10 @@ class Trainer:
             for group in self.groups
         ]
         rows = config.train.global_batch // self.groups[0].size
-        shapes = {context: (rows, context) for context in entries}
+        shapes = {length: (rows, length) for length in entries}
         self.target_replicas = [
             TargetReplica(target, shapes, placement.threads) for target in remote_targets
         ]
-        self.choosers = {
-            context: LayoutChooser(
-                entry.params["anchors"].numpy(),
-                entry.params["n_valid"].numpy(),
-                int(entry.spec.params["draws"]),
-            )
-            for context, entry in entries.items()
-            if entry.kind == "layouts"
-        }
         self._stuck = False
 
     def prepare(self) -> None:
@@ -178,7 +157,7 @@ class Trainer:
         several = self.processes.size > 1
         monitor = Monitor(self.processes, coordinator) if several else None
         recorder = self._make_recorder(first_step) if self.processes.leads else None
-        crew = self._make_crew(coordinator, recorder, first_step)
+        threads = self._make_threads(coordinator, recorder, first_step)
         guard = FreezeGuard()
         began = time.monotonic()
         if recorder is not None:
@@ -186,26 +165,26 @@ class Trainer:
         asked = monitor or coordinator
         with stop_on_signals(asked.stop, asked.save, interruptible=not several):
             with guard.active():
-                crew.start()
+                threads.start()
                 if monitor is not None:
                     monitor.start()
                 try:
-                    crew.watch(self.report)
+                    threads.watch(self.report)
                 except KeyboardInterrupt as interrupt:
                     coordinator.fail(interrupt)
-                whole = crew.whole_worker()
-                crew.stop()
+                whole = threads.whole_worker()
+                threads.stop()
                 if coordinator.failed.is_set():
                     self._break_off(coordinator)
-                self._stuck = not crew.join(JOIN_S)
+                self._stuck = not threads.join(JOIN_S)
                 if monitor is not None:
                     monitor.end()
             seconds = time.monotonic() - began
-            finished = (whole or crew.workers[0]).finished
+            finished = (whole or threads.workers[0]).finished
             if recorder is not None:
                 replica = None
                 if whole is not None and not whole.is_alive():
-                    replica = self.replicas[crew.workers.index(whole)]
+                    replica = self.replicas[threads.workers.index(whole)]
                 recorder.end(replica, finished, coordinator.error)
                 if replica is None:
                     self.report("the last steps were not saved; the newest checkpoint stands")
@@ -220,7 +199,7 @@ class Trainer:
             steps=finished,
             summary=summary,
             seconds=seconds,
-            rates=crew.rates(seconds),
+            rates=threads.rates(seconds),
             signal=coordinator.signal,
             counts=self.replicas[0].counts(),
         )
@@ -239,21 +218,18 @@ class Trainer:
         return Recorder(
             folder=self.folder,
             train=self.config.train,
-            plan=self.plan,
-            drafter={
-                **self.drafter_config.to_published(),
-                FEATURE_SCALE: list(self.dataset.feature_scale),
-                TARGET: target_record(self.dataset.meta),
-            },
-            fingerprint=self.fingerprint,
+            plan=self.inputs.plan,
+            method=self.method,
+            published=self.trainee.published,
+            fingerprint=self.inputs.fingerprint,
             report=self.report,
             first_step=first_step,
             skips_in_a_row=self.replicas[0].counts().skips_in_a_row,
         )
 
-    def _make_crew(
+    def _make_threads(
         self, coordinator: Coordinator, recorder: Recorder | None, first_step: int
-    ) -> Crew:
+    ) -> Threads:
         every = self.config.train.save_every
 
         def after_step(replica: Replica, finished: int, step: Step) -> None:
@@ -272,27 +248,20 @@ class Trainer:
             if finished > first_step and finished % every:
                 check_agreement(replica.optimizer.master, replica.group, finished)
 
-        return Crew(
+        return Threads(
             replicas=self.replicas,
             targets=self.target_replicas,
-            dataset=self.dataset,
-            plan=self.plan,
-            choosers=self.choosers,
-            seed=self.config.run.seed,
+            trainee=self.trainee,
+            plan=self.inputs.plan,
             steps=(first_step, self.config.train.steps),
             coordinator=coordinator,
             after_step=after_step,
             at_end=at_end,
         )
 
-    def drafter_weights(self) -> dict[str, Tensor]:
-        """The trained fp32 weights by their published names, on the CPU."""
-        prefix = "master."
-        return {
-            name.removeprefix(prefix): tensor
-            for name, tensor in self.replicas[0].state().items()
-            if name.startswith(prefix)
-        }
+    def weights(self) -> dict[str, Tensor]:
+        """The trained fp32 weights by parameter name, on the CPU."""
+        return master_weights(self.replicas[0].state())
 
     def teardown(self) -> None:
         """Free graphs and groups, unless a thread that did not end still uses them."""

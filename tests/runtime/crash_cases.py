@@ -15,8 +15,8 @@ from runtime.data.dataset import Dataset, Sample, open_splits, write_dataset
 from runtime.data.folder import check_writable, path_of, state_of
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.folder import read_target_record
+from runtime.dflash.published import load_published, save_published
 from runtime.errors import CheckpointError, DatasetError
-from runtime.export import load_published, save_published
 from runtime.files import digests
 from runtime.files.sealed import read_sealed, write_sealed
 from runtime.target import gguf_copy
@@ -162,7 +162,7 @@ class Save:
             {"x": torch.full((3,), value)},
             step=step,
             fingerprint="a" * 64,
-            drafter={"y": value},
+            published={"y": value},
             keep=keep,
         )
 
@@ -179,7 +179,7 @@ class Save:
             except CheckpointError:
                 continue
             good[checkpoint.step] = float(state["x"][0]) if "x" in state else 0.0
-            expect(checkpoint.drafter.get("y", 0.0) == good[checkpoint.step], "two halves")
+            expect(checkpoint.published.get("y", 0.0) == good[checkpoint.step], "two halves")
         return good, newest_good(found, lambda item: (item.load(), item.step)[1], lambda line: None)
 
     def check(self, folder, codes):
@@ -348,7 +348,7 @@ class Metrics:
         (folder / "metrics.jsonl").write_text("".join(rows))
 
     def act(self, folder, who):
-        MetricsLog(folder / "metrics.jsonl", first_step=5, total_steps=9).close()
+        MetricsLog(folder / "metrics.jsonl", first_step=5, total_steps=9, shown={}).close()
 
     def steps(self, folder):
         return [row["step"] for row in read_metrics(folder / "metrics.jsonl")]

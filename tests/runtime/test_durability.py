@@ -76,7 +76,7 @@ def test_a_drafter_and_then_its_config(tmp_path, disk):
 
 def test_a_document_and_the_rows_of_a_log(tmp_path, disk):
     write_sealed(tmp_path / "run.json", {"format": 2})
-    MetricsLog(tmp_path / "metrics.jsonl", first_step=0, total_steps=1).close()
+    MetricsLog(tmp_path / "metrics.jsonl", first_step=0, total_steps=1, shown={}).close()
     disk.check("run.json", "metrics.jsonl")
 
 

@@ -1,4 +1,4 @@
-"""Folders of format 1, written by the release before documents had digests, are read forever."""
+"""Folders of earlier formats, written by the releases of then, are read forever."""
 
 import shutil
 from pathlib import Path
@@ -44,14 +44,22 @@ def test_a_checkpoint(golden):
     root = golden / "checkpoints"
     (found,) = find_checkpoints(root)
     assert (found.step, found.fingerprint) == (10, "a" * 64)
-    assert found.drafter == {"block_size": 4, "feature_scale": [0.5, 2.0]}
+    assert found.published == {"block_size": 4, "feature_scale": [0.5, 2.0]}
     state = found.load()
     assert state["step"].item() == 10.0
     assert torch.equal(state["master.fc.weight"], torch.full((2, 3), 10.0))
     # It counts as good beside those of now.
-    save_checkpoint(root, state, step=20, fingerprint="a" * 64, drafter={}, keep=2)
-    save_checkpoint(root, state, step=30, fingerprint="a" * 64, drafter={}, keep=2)
+    save_checkpoint(root, state, step=20, fingerprint="a" * 64, published={}, keep=2)
+    save_checkpoint(root, state, step=30, fingerprint="a" * 64, published={}, keep=2)
     assert [item.step for item in find_checkpoints(root)] == [30, 20]
+
+
+def test_a_checkpoint_of_format_2_which_called_what_is_published_a_drafter(tmp_path):
+    root = shutil.copytree(GOLDEN.parent / "format2" / "checkpoints", tmp_path / "checkpoints")
+    (found,) = find_checkpoints(root)
+    assert (found.step, found.fingerprint) == (20, "a" * 64)
+    assert found.published == {"block_size": 4, "feature_scale": [0.5, 2.0]}
+    assert torch.equal(found.load()["master.fc.weight"], torch.full((2, 3), 20.0))
 
 
 def test_data(golden):

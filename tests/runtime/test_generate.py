@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from runtime import generate
 from runtime.dflash.generation import stream_text
 from runtime.dflash.initialise import drafter_config, from_target
+from runtime.dflash.published import save_published
 from runtime.dflash.speculate import DraftSession, greedy
 from runtime.errors import ConfigError
-from runtime.export import save_published
 from runtime.prompts.template import ChatTemplate, TemplateChoice
 from tests.runtime.tiny_llama import prompts, save_target
 from tests.runtime.tiny_text import CHATML, byte_target, byte_tokenizer

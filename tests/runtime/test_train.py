@@ -22,7 +22,7 @@ from runtime.prepare import main as prepare
 from runtime.train import main as train
 from runtime.training.checkpoint import find_checkpoints
 from runtime.training.metrics import read_metrics
-from runtime.training.run_folder import held
+from runtime.training.run_folder import taken
 from tests.runtime.tiny_text import byte_target
 
 RUN_FILE = """
@@ -334,7 +334,7 @@ def test_the_same_target_elsewhere_goes_on_and_another_one_does_not(root, traine
 
 
 def test_a_second_process_in_the_run_folder_is_refused(root, trained):
-    with held(str(root / "run")):
+    with taken(str(root / "run")):
         for _ in range(2):
             result = call(train, root, code=1)
             assert "another process trains in" in result.stderr

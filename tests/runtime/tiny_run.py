@@ -13,10 +13,12 @@ from runtime.config import parse_config
 from runtime.data.dataset import Dataset, Sample, write_dataset
 from runtime.dflash.drafter import Drafter, DrafterConfig
 from runtime.dflash.initialise import random_start
-from runtime.dflash.objective import FrozenTarget
+from runtime.dflash.method import METHOD
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.trainee import DrafterTrainee
 from runtime.ranks.devices import enter_thread, place
-from runtime.training.inputs import open_session
+from runtime.target.frozen import FrozenTarget
+from runtime.training.job import open_inputs
 from runtime.training.metrics import read_metrics
 from runtime.training.trainer import Trainer
 
@@ -57,6 +59,7 @@ def make_config(tmp_path, *, contexts=(16, 32), anchors=6, **sections):
     entry["draft_block_size"] = 4
     raw = {
         "run": {"folder": str(tmp_path / "run"), "devices": "cpu", "threads": 1},
+        "target": {"num_features": len(LAYERS)},
         "data": {"folder": str(tmp_path / "data")},
         "masks": {
             "cache": str(tmp_path / "masks.zarr"),
@@ -112,25 +115,33 @@ def first_drafter() -> Drafter:
     return random_start(drafter_config(), torch.Generator().manual_seed(3))
 
 
+def inputs_of(config, path="run.toml", *, ranks=1):
+    placement = place(config.run.devices, dtype=config.target.dtype, threads=1, share=(0, 1))
+    return open_inputs(METHOD, config, path, placement, ranks)
+
+
 def make_trainer(config, *, target=None, remote_targets=(), processes=None, network=None):
     share = (processes.local_rank, processes.local_size) if processes else (0, 1)
     placement = place(
         config.run.devices, dtype=config.target.dtype, threads=config.run.threads, share=share
     )
     enter_thread(placement.devices[0], placement.threads)
-    session = open_session(config, "run.toml")
-    return Trainer(
+    inputs = inputs_of(config)
+    trainee = DrafterTrainee(
         config=config,
-        placement=placement,
-        drafter_config=network or drafter_config(),
+        inputs=inputs,
+        network=network or drafter_config(),
         targets=[
             target or frozen_target(device, placement.compute_dtype) for device in placement.devices
         ],
         remote_targets=remote_targets,
-        entries=session.entries,
-        dataset=session.dataset,
-        plan=session.plan,
-        fingerprint=session.fingerprint,
+    )
+    return Trainer(
+        config=config,
+        placement=placement,
+        method=METHOD,
+        trainee=trainee,
+        inputs=inputs,
         report=lambda line: None,
         processes=processes,
     )
@@ -145,7 +156,7 @@ def train(config, *, first_step=0, state=None):
         trainer.start_from(weights=weights, state=state)
         result = trainer.run(first_step)
         rows = read_metrics(trainer.folder / "metrics.jsonl")
-        return result, rows, trainer.drafter_weights()
+        return result, rows, trainer.weights()
     finally:
         trainer.teardown()
 

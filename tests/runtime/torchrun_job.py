@@ -161,7 +161,7 @@ class Job:
         """In process 1, act when sample ``count`` is read; a pause makes the steps slow."""
 
         def break_it(trainer):
-            read, taken = trainer.dataset.sample, []
+            read, taken = trainer.inputs.dataset.sample, []
 
             def sample(index):
                 time.sleep(pause_s)
@@ -170,7 +170,7 @@ class Job:
                     act()
                 return read(index)
 
-            trainer.dataset.sample = sample
+            trainer.inputs.dataset.sample = sample
 
         return break_it
 

@@ -23,7 +23,7 @@ def test_every_epoch_takes_every_sample_once_in_its_own_bucket():
             assert len(step.samples) == 4
             for sample in step.samples:
                 if sample != NO_SAMPLE:
-                    assert contexts[sample] == step.context
+                    assert contexts[sample] == step.bucket
                     seen[sample] += 1
         assert seen == Counter(range(17))
 
@@ -31,7 +31,7 @@ def test_every_epoch_takes_every_sample_once_in_its_own_bucket():
 def test_epochs_differ_in_the_order_of_buckets_and_in_what_is_together():
     steps = plan([128] * 40 + [256] * 40)
     epochs = [[steps[20 * epoch + i] for i in range(20)] for epoch in range(4)]
-    orders = {tuple(step.context for step in epoch) for epoch in epochs}
+    orders = {tuple(step.bucket for step in epoch) for epoch in epochs}
     together = {frozenset(frozenset(step.samples) for step in epoch) for epoch in epochs}
     assert len(orders) == len(together) == 4
     assert [step.epoch for epoch in epochs for step in epoch] == [
@@ -44,7 +44,7 @@ def test_buckets_of_equal_size_are_shuffled_each_for_itself():
     together = {128: set(), 256: set()}
     for number in range(20):
         step = steps[number]
-        together[step.context].add(frozenset(sample % 40 for sample in step.samples))
+        together[step.bucket].add(frozenset(sample % 40 for sample in step.samples))
     assert len(together[128]) == len(together[256]) == 10
     assert together[128] != together[256]
 

@@ -11,12 +11,12 @@ from maskgen.families import families
 from maskgen.spec import read_specs
 from runtime import evaluate, export, prepare, train
 from runtime.config import parse_config
+from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import (
     DECODING,
     FREE,
     HIDDEN_STATES,
     LIMITS,
-    SHARING,
     Request,
     check_request,
 )
@@ -25,7 +25,7 @@ from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 from runtime.ranks.devices import Placement
 from runtime.target.outline import TargetOutline
-from runtime.training.inputs import run_specs
+from runtime.training.limits import SHARING
 from tests.runtime.tiny_llama import tiny_model, tiny_tokenizer
 
 GPU = Placement((torch.device("cuda", 0),), torch.bfloat16, 1)

@@ -189,7 +189,7 @@ def test_the_run_and_all_that_it_writes_agree(root):
     exact = torch.tensor(HIDDEN**0.5).item()
     assert said(root / "run" / "drafter") == exact
     (newest, *_) = find_checkpoints(root / "run" / "checkpoints")
-    assert newest.drafter["dflash_config"]["input_embedding_scale"] == exact
+    assert newest.published["dflash_config"]["input_embedding_scale"] == exact
     exported = call(export, root, "--out", f"{root}/out")
     assert exported.stderr.count("note: ") == 1
     assert said(root / "out") == exact

@@ -10,10 +10,11 @@ import torch
 
 from runtime.dflash.initialise import drafter_config, random_start
 from runtime.dflash.loss import HeadLoss
-from runtime.dflash.objective import FrozenTarget, draft_objective
+from runtime.dflash.objective import draft_loss
+from runtime.dflash.published import load_published, save_published
 from runtime.dflash.speculate import DraftSession
-from runtime.export import load_published, save_published
 from runtime.static.attention import dense_attention
+from runtime.target.frozen import FrozenTarget
 from runtime.target.model import Target
 from tests.runtime.plain_drafter import WRONG, first_block
 from tests.runtime.tiny_gemma import gemma_target
@@ -99,7 +100,7 @@ def step_logits(case, drafter):
         rows.append(x @ head.T)
         return HeadLoss(x.sum(), labels)
 
-    draft_objective(
+    draft_loss(
         drafter,
         FrozenTarget(
             embed_weight=target.embed_weight,

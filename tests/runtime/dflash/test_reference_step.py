@@ -8,7 +8,6 @@ import torch
 
 from runtime.data.dataset import Sample, write_dataset
 from runtime.dflash.anchors import LayoutChooser, draw_anchors
-from runtime.training.inputs import open_session
 from runtime.training.metrics import read_metrics
 from runtime.training.replica import Replica
 from runtime.training.target_worker import RemoteTarget
@@ -21,6 +20,7 @@ from tests.runtime.tiny_run import (
     drafter_config,
     first_drafter,
     frozen_target,
+    inputs_of,
     make_config,
     make_trainer,
 )
@@ -127,7 +127,7 @@ def run(tmp_path, monkeypatch, config, where, network):
         trainer.prepare()
         trainer.start_from(weights=first_weights())
         trainer.run()
-        return totals, read_metrics(tmp_path / "run" / "metrics.jsonl"), trainer.drafter_weights()
+        return totals, read_metrics(tmp_path / "run" / "metrics.jsonl"), trainer.weights()
     finally:
         trainer.teardown()
 
@@ -165,11 +165,11 @@ def reference_of(config, network):
 
 def batches(config, stored):
     """Samples and drawn anchors of every step; what is drawn has tests of its own."""
-    session, samples, seed = open_session(config, "run.toml"), make_samples(True), config.run.seed
+    session, samples, seed = inputs_of(config, "run.toml"), make_samples(True), config.run.seed
     for number in range(config.train.steps):
         # Epoch and step counted here: the plan's own words are not taken for it.
         step, epoch = session.plan[number], number // session.plan.steps_per_epoch
-        entry, batch = session.entries[step.context], []
+        entry, batch = session.entries[step.bucket], []
         for index in step.samples:
             if index < 0:
                 continue

@@ -20,9 +20,9 @@ from runtime.prepare import main as prepare
 from runtime.ranks.collectives import make_groups
 from runtime.ranks.devices import Placement
 from runtime.ranks.processes import VARIABLES, Processes, join_processes
-from runtime.train import _agree_on_start
 from runtime.training.checkpoint import find_checkpoints
 from runtime.training.metrics import read_metrics
+from runtime.training.start import agree
 from tests.runtime.test_train import RUN_FILE
 from tests.runtime.tiny_run import build_masks, losses, make_config, make_data, train
 from tests.runtime.tiny_text import byte_target
@@ -283,11 +283,11 @@ SHAPING = {
 )
 def test_what_a_process_sees_otherwise_is_told(section, values, told):
     first, second = both()
-    assert _agree_on_start(first, 7, SHAPING) == 7
-    assert _agree_on_start(second, 0, SHAPING) == 7
+    assert agree(first, 7, SHAPING) == 7
+    assert agree(second, 0, SHAPING) == 7
     other = {**SHAPING, section: {**SHAPING[section], **values}}
     with pytest.raises(
         TrainingError, match=r"process 1 has other settings, data or masks"
     ) as error:
-        _agree_on_start(second, 0, other)
+        agree(second, 0, other)
     assert f"than process 0 ({told}); give every host" in str(error.value)

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.dflash.drafter import Drafter, DrafterConfig
+from runtime.dflash.drafter import Drafter, DrafterConfig, backward_stages
 from runtime.ranks.collectives import leave_groups, make_groups, on_every_rank
 from runtime.ranks.devices import place
 from runtime.static.exchange import GradientExchange
 from runtime.static.optimizer import AdamWSettings, FlatAdamW
-from runtime.training.replica import backward_stages
 
 SETTINGS = AdamWSettings(
     lr=1e-3,

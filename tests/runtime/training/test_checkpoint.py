@@ -46,7 +46,7 @@ def flip(path, at=-3):
 def save(root, step, fingerprint="a" * 64, keep=9):
     state = {"master.fc.weight": torch.full((2, 3), float(step)), "step": torch.tensor(float(step))}
     return save_checkpoint(
-        root, state, step=step, fingerprint=fingerprint, drafter={"block_size": 4}, keep=keep
+        root, state, step=step, fingerprint=fingerprint, published={"block_size": 4}, keep=keep
     )
 
 
@@ -55,7 +55,7 @@ def test_the_newest_checkpoint_comes_back_as_saved(tmp_path):
     save(tmp_path, 20)
     step, state = latest_state(tmp_path)
     assert step == 20
-    assert find_checkpoints(tmp_path)[0].drafter == {"block_size": 4}
+    assert find_checkpoints(tmp_path)[0].published == {"block_size": 4}
     assert torch.equal(state["master.fc.weight"], torch.full((2, 3), 20.0))
     assert state["step"].item() == 20.0
 
@@ -225,7 +225,7 @@ def test_another_runs_checkpoints_are_refused_not_overwritten(tmp_path):
 def test_saving_a_step_again_replaces_it(tmp_path):
     save(tmp_path, 10)
     state = {"step": torch.tensor(0.0)}
-    save_checkpoint(tmp_path, state, step=10, fingerprint="a" * 64, drafter={}, keep=2)
+    save_checkpoint(tmp_path, state, step=10, fingerprint="a" * 64, published={}, keep=2)
     assert set(find_checkpoints(tmp_path)[0].load()) == {"step"}
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
 
@@ -242,7 +242,7 @@ def test_a_save_that_fails_while_it_replaces_leaves_the_old_one(tmp_path, monkey
 
     monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(CheckpointError, match=r"cannot save .*: No space left .*; make room"):
-        save_checkpoint(tmp_path, {}, step=10, fingerprint="a" * 64, drafter={}, keep=2)
+        save_checkpoint(tmp_path, {}, step=10, fingerprint="a" * 64, published={}, keep=2)
     assert latest_state(tmp_path)[1]["step"].item() == 10
     assert names(tmp_path) == ["step-00000010"]
 

@@ -14,9 +14,8 @@ from maskgen.families import families
 from maskgen.runfile import masks_section
 from maskgen.spec import read_specs
 from runtime.errors import BucketMissingError, DatasetError
-from runtime.training.entries import BucketMasks
-from runtime.training.inputs import open_session
-from tests.runtime.tiny_run import build_masks, make_config, make_data
+from runtime.static.masks import BucketMasks
+from tests.runtime.tiny_run import build_masks, inputs_of, make_config, make_data
 
 DFLASH = families["dflash"]
 FULL = {"draft_block_size": 4}
@@ -33,10 +32,15 @@ def dense_in_the_step(tmp_path, values, anchors, n_valid):
     specs = read_specs({"masks": {"BLOCK_SIZE": 16, "entry": [entry]}})
     store = cache.open_store(tmp_path / "masks.zarr", writable=True)
     build(specs, store)
-    masks = BucketMasks(load_entry(store, specs[0].name), 3, torch.device("cpu"))
+    masks = BucketMasks(
+        load_entry(store, specs[0].name),
+        3,
+        torch.device("cpu"),
+        {"anchors": (entry["anchors"],), "n_valid": ()},
+    )
     anchors = anchors[:, : entry["anchors"]].sort().values
     n_valid = n_valid.clamp(max=entry["anchors"])
-    masks.use_anchors(anchors, n_valid)
+    masks.update({"anchors": anchors, "n_valid": n_valid})
     formula = DFLASH.mask_mod(24, 64, anchors=anchors, n_valid=n_valid, **values)
     return masks.dense(), create_mask(formula, 3, 1, 24, 64, device="cpu")
 
@@ -93,7 +97,7 @@ def built(tmp_path, monkeypatch):
 
 def refusal(config):
     with pytest.raises(BucketMissingError) as caught:
-        open_session(config, "my.toml")
+        inputs_of(config, "my.toml")
     return str(caught.value)
 
 
@@ -107,11 +111,11 @@ def test_only_what_differs_of_a_mask_is_named(built, tmp_path):
 
 
 def test_run_files_that_share_a_cache_do_not_evict_each_other(built, tmp_path):
-    mine = open_session(asking(tmp_path, built.location), "my.toml")
+    mine = inputs_of(asking(tmp_path, built.location), "my.toml")
     other = asking(tmp_path, built.location, draws=2, name="dflash")
     build_masks(other)
-    assert open_session(other, "other.toml").entries[16].spec.params["draws"] == 2
-    again = open_session(asking(tmp_path, built.location), "my.toml")
+    assert inputs_of(other, "other.toml").entries[16].spec.params["draws"] == 2
+    again = inputs_of(asking(tmp_path, built.location), "my.toml")
     assert again.mask_version == mine.mask_version != cache.open_store(built.location).current
     assert {entry.version for entry in again.entries.values()} == {again.mask_version}
     assert again.fingerprint == mine.fingerprint
@@ -124,16 +128,16 @@ def test_a_version_that_gc_removed_is_built_again(built, tmp_path):
     said = refusal(config)
     assert "draws: asked 3, found 2; run: python -m maskgen build" in said
     build_masks(config)
-    assert open_session(config, "my.toml").entries[16].spec.params["draws"] == 3
+    assert inputs_of(config, "my.toml").entries[16].spec.params["draws"] == 3
 
 
 def test_data_of_longer_contexts_than_the_runs_are_refused(tmp_path):
     config = make_config(tmp_path)
     build_masks(config)
     make_data(tmp_path / "data", (10, 32))
-    assert list(open_session(config, "my.toml").entries) == [16, 32]
+    assert list(inputs_of(config, "my.toml").entries) == [16, 32]
     make_data(tmp_path / "data", (10, 33))
     with pytest.raises(
         DatasetError, match="prepared for contexts up to 33, the run's largest is 32"
     ):
-        open_session(config, "my.toml")
+        inputs_of(config, "my.toml")

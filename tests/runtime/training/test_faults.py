@@ -23,7 +23,7 @@ from runtime.target.model import Target
 from runtime.train import main as train_command
 from runtime.training.checkpoint import find_checkpoints, save_checkpoint
 from runtime.training.metrics import read_metrics
-from runtime.training.threads import Crew
+from runtime.training.threads import Threads
 from tests.runtime.static.test_gpu import prepared
 from tests.runtime.test_train import RUN_FILE, call
 from tests.runtime.tiny_run import (
@@ -157,7 +157,7 @@ def test_a_worker_that_raises_within_a_step(tmp_path, devices):
     trainer = ready(tmp_path, devices=devices, steps=12)
     start(trainer)
     fault = Fault(5, ValueError("bit flipped"))
-    for step in trainer.replicas[-1].draft_steps.values():
+    for step in trainer.replicas[-1].train_steps.values():
         step.objective = before(step.objective, fault)
     match = "training stopped after step 5: ValueError: bit flipped"
     assert run_into(trainer, fault, WorkerError, match) == 5
@@ -169,9 +169,9 @@ def test_a_feeder_that_raises(tmp_path, devices):
     trainer = ready(tmp_path, devices=devices, steps=12)
     start(trainer)
     fault = Fault(20, OSError("disk is gone"))
-    trainer.dataset.sample = before(trainer.dataset.sample, fault)
+    trainer.inputs.dataset.sample = before(trainer.inputs.dataset.sample, fault)
     step = run_into(trainer, fault, WorkerError, r"stopped after step \d+: disk is gone")
-    counts = [sum(s >= 0 for s in trainer.plan[number].samples) for number in range(12)]
+    counts = [sum(s >= 0 for s in trainer.inputs.plan[number].samples) for number in range(12)]
     filled = int((np.cumsum(counts) <= 20).sum())
     # With two feeders the one that is behind may be the one that meets the fault.
     assert filled - 2 * (devices != "cpu") <= step <= filled
@@ -237,7 +237,7 @@ def test_out_of_memory_in_the_run(tmp_path):
 def test_features_that_are_nan_stop_the_run_and_the_last_good_weights_are_saved(tmp_path, devices):
     trainer = ready(tmp_path, devices=devices, max_skipped=3)
     start(trainer)
-    sample, taken = trainer.dataset.sample, []
+    sample, taken = trainer.inputs.dataset.sample, []
 
     def poisoned(index):
         found = sample(index)
@@ -246,7 +246,7 @@ def test_features_that_are_nan_stop_the_run_and_the_last_good_weights_are_saved(
             found.features.fill_(float("nan"))
         return found
 
-    trainer.dataset.sample = poisoned
+    trainer.inputs.dataset.sample = poisoned
     began = time.monotonic()
     with pytest.raises(NonFiniteError, match=r"3 steps in a row.*Look for NaN in the features"):
         trainer.run()
@@ -263,19 +263,20 @@ def test_more_anchors_than_a_bucket_holds_are_drawn_from(tmp_path):
     start(trainer)
     trainer.run()
     trainer.teardown()
-    candidates = anchor_candidates(trainer.dataset.sample(6).loss_mask.numpy())
-    masks = trainer.replicas[0].draft_steps[32].masks
-    assert len(candidates) > masks.num_anchors == 6
-    assert masks.n_valid.max().item() == 6
+    candidates = anchor_candidates(trainer.inputs.dataset.sample(6).loss_mask.numpy())
+    masks = trainer.replicas[0].train_steps[32].objective.masks
+    assert len(candidates) > masks.params["anchors"].shape[1] == 6
+    assert masks.params["n_valid"].max().item() == 6
 
 
 def test_a_sample_longer_than_its_bucket(tmp_path):
     trainer = ready(tmp_path, steps=12)
     start(trainer)
-    sample, longest = trainer.dataset.sample, LENGTHS.index(32)
+    dataset = trainer.inputs.dataset
+    sample, longest = dataset.sample, LENGTHS.index(32)
     began = time.monotonic()
-    trainer.dataset.sample = lambda index: sample(longest)
-    with pytest.raises(WorkerError, match=r"has 32 tokens, and its bucket ctx16 holds 16.*prepare"):
+    dataset.sample = lambda index: sample(longest)
+    with pytest.raises(WorkerError, match=r"has 32 tokens, and its bucket holds 16.*prepare"):
         trainer.run()
     trainer.teardown()
     assert time.monotonic() - began < LIMIT_S
@@ -288,7 +289,7 @@ def test_what_a_killed_process_left_of_a_checkpoint_goes_at_the_next_save(tmp_pa
     other.mkdir()
     state = {"master.fc.weight": torch.zeros(2)}
     for step in (4, 5):
-        save_checkpoint(tmp_path, state, step=step, fingerprint="f", drafter={}, keep=9)
+        save_checkpoint(tmp_path, state, step=step, fingerprint="f", published={}, keep=9)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".step-notes", "step-00000004", "step-00000005"
     ]  # fmt: skip
@@ -327,12 +328,12 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step_under_way(tmp_path, monkeypa
         if "stopping after the steps under way" in line:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def stop(crew):
-        crew_stop(crew)
+    def stop(threads):
+        threads_stop(threads)
         let_go.set()
 
-    crew_stop = Crew.stop
-    monkeypatch.setattr(Crew, "stop", stop)
+    threads_stop = Threads.stop
+    monkeypatch.setattr(Threads, "stop", stop)
     monkeypatch.setattr(trainer.replicas[0], "run", hanging)
     trainer.report = report
     sender = threading.Thread(target=interrupt)
@@ -525,5 +526,5 @@ def test_out_of_memory_while_loading_is_one_line(root, monkeypatch):
 
     monkeypatch.setattr(Target, "load", too_large)
     result = call(train_command, root, "--set", f"run.folder={root}/memory", code=1)
-    assert f"\nError: out of memory: {TOO_LITTLE} (runtime/train.py:" in result.stderr
+    assert f"\nError: out of memory: {TOO_LITTLE} (runtime/training/job.py:" in result.stderr
     assert result.stderr.endswith("fewer anchors, shorter contexts, a smaller batch or target\n")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.dflash.objective import draft_objective
+from runtime.dflash.objective import draft_loss
+from runtime.static.attention import DENSE
 from runtime.static.graph import StaticStep
 from runtime.training.metrics import read_metrics
 from runtime.training.recorder import Recorder
@@ -77,9 +78,9 @@ def run(config, monkeypatch, *, eager=False):
     if eager:
         monkeypatch.setattr(StaticStep, "capture", lambda step: None)
         for replica in trainer.replicas:
-            for step in replica.draft_steps.values():
-                step._attention = None
-                step.objective = draft_objective
+            for step in replica.train_steps.values():
+                step.objective.masks.backend = DENSE
+                step.objective.loss_of = draft_loss
     trainer.prepare()
     trainer.start_from(weights=first_drafter().state_dict())
     result = trainer.run()

@@ -7,6 +7,7 @@ import zlib
 import pytest
 from matplotlib.figure import Figure
 
+from runtime.dflash.method import METHOD
 from runtime.training.picture import draw_metrics, draw_run
 
 ROWS = [
@@ -32,14 +33,14 @@ def pixels(path):
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1], [{"step": 1}], []])
 def test_writes_a_png(tmp_path, rows):
-    path = draw_metrics(rows, tmp_path / "new" / "run.png")
+    path = draw_metrics(rows, METHOD.plots, tmp_path / "new" / "run.png")
     size, _ = pixels(path)
     assert size == (880, 770)
 
 
 def test_every_series_is_drawn(tmp_path):
     def drawn(rows):
-        return pixels(draw_metrics(rows, tmp_path / "run.png"))[1]
+        return pixels(draw_metrics(rows, METHOD.plots, tmp_path / "run.png"))[1]
 
     whole = drawn(ROWS)
     for row, key in ((0, "loss"), (0, "tau_forced"), (2, "tau")):
@@ -71,7 +72,7 @@ def lines(plot):
 
 def test_loss_stands_above_and_both_taus_below(tmp_path, plots):
     rows = [*ROWS, {"step": 60, "loss": None, "tau_forced": 0.0, "tau": None}]
-    assert draw_metrics(rows, str(tmp_path / "run.png")) == tmp_path / "run.png"
+    assert draw_metrics(rows, METHOD.plots, str(tmp_path / "run.png")) == tmp_path / "run.png"
     above, below = plots
     assert [line[:2] for line in lines(above).values()] == [([[20, 4.2], [40, 3.1]], "tab:blue")]
     assert lines(below) == {
@@ -90,19 +91,19 @@ def test_loss_stands_above_and_both_taus_below(tmp_path, plots):
 
 
 def test_a_plot_without_taus_has_no_legend(tmp_path, plots):
-    draw_metrics([{"step": 1, "loss": 2.0}], tmp_path / "run.png")
+    draw_metrics([{"step": 1, "loss": 2.0}], METHOD.plots, tmp_path / "run.png")
     assert plots[1].get_legend() is None
     assert lines(plots[1]) == {}
 
 
 def test_what_was_measured_before_and_after_stands_at_the_ends_of_the_run(tmp_path, plots, capsys):
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, ROWS[:2])))
-    draw_run(tmp_path)
+    draw_run(tmp_path, METHOD.plots)
     assert list(lines(plots[1])) == ["drafts checked against the data"]
-    draw_run(tmp_path, (1.25, 2.5))
+    draw_run(tmp_path, METHOD.plots, {"tau": (1.25, 2.5)})
     assert lines(plots[1])["draft-and-verify on held-out prompts"][0] == [[0, 1.25], [40, 2.5]]
     (tmp_path / "metrics.jsonl").write_text("")
-    draw_run(tmp_path, (1.25, 2.5))
+    draw_run(tmp_path, METHOD.plots, {"tau": (1.25, 2.5)})
     assert lines(plots[1])["draft-and-verify on held-out prompts"][0] == [[0, 1.25], [0, 2.5]]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["metrics.jsonl", "metrics.png"]
     assert capsys.readouterr().err == ""
@@ -111,7 +112,7 @@ def test_what_was_measured_before_and_after_stands_at_the_ends_of_the_run(tmp_pa
 def test_what_prevents_a_picture_is_a_line_and_no_error(tmp_path, capsys):
     (tmp_path / "metrics.png").mkdir()
     (tmp_path / "metrics.jsonl").write_text(json.dumps(ROWS[0]))
-    draw_run(tmp_path)
+    draw_run(tmp_path, METHOD.plots)
     said = capsys.readouterr().err
     assert said.startswith("no picture of the run: ")
     assert f"{tmp_path}/metrics.png" in said

@@ -7,6 +7,7 @@ import pytest
 
 from runtime.config import TrainConfig
 from runtime.data.plan import NO_SAMPLE, Step
+from runtime.dflash.method import METHOD
 from runtime.training import metrics as metrics_module
 from runtime.training import recorder as recorder_module
 from runtime.training.metrics import interval_metrics, read_metrics
@@ -33,7 +34,8 @@ TOTALS = {
 
 
 def test_a_row_by_hand():
-    row = interval_metrics(TOTALS, step=108, lr=3e-4, tokens=1000, seconds=4.0, steps=8)
+    learned = METHOD.metrics(TOTALS, 8)
+    row = interval_metrics(TOTALS, learned, step=108, lr=3e-4, tokens=1000, seconds=4.0, steps=8)
     assert row == {
         "step": 108,
         "loss": 2.5,
@@ -58,7 +60,8 @@ def test_each_row_has_the_tokens_steps_and_time_of_its_own_interval(tmp_path, mo
         folder=tmp_path,
         train=TrainConfig(steps=5, log_every=2, max_skipped=8),
         plan=SimpleNamespace(lengths=np.array([10, 100, 1000, 10_000])),
-        drafter={},
+        method=METHOD,
+        published={},
         fingerprint="f",
         report=print,
         first_step=0,

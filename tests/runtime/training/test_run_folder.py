@@ -11,9 +11,8 @@ import torch
 
 from runtime.errors import CheckpointError, LaterFormatError, TrainingError
 from runtime.training.checkpoint import save_checkpoint
-from runtime.training.inputs import open_session
-from runtime.training.run_folder import held, starting_point, write_run_file
-from tests.runtime.tiny_run import build_masks, make_config, make_data
+from runtime.training.run_folder import starting_point, taken, write_run_file
+from tests.runtime.tiny_run import build_masks, inputs_of, make_config, make_data
 
 LENGTHS = [14, 30, 16, 12]
 
@@ -24,21 +23,21 @@ def folder(tmp_path):
     make_data(tmp_path / "data", LENGTHS)
     config = make_config(tmp_path)
     build_masks(config)
-    session = open_session(config, "run.toml")
+    session = inputs_of(config, "run.toml")
     write_run_file(tmp_path / "run", config, session)
     save_checkpoint(
         tmp_path / "run" / "checkpoints",
         {"step": torch.tensor(3.0)},
         step=3,
         fingerprint=session.fingerprint,
-        drafter={},
+        published={},
         keep=2,
     )
     return tmp_path / "run"
 
 
 def resumed(config):
-    session = open_session(config, "run.toml")
+    session = inputs_of(config, "run.toml")
     return starting_point(Path(config.run.folder), session, print)
 
 
@@ -80,7 +79,7 @@ def test_masks_that_changed_are_named(folder):
     config = make_config(folder.parent, anchors=4)
     build_masks(config)
     before = json.loads((folder / "run.json").read_text())["mask_version"]
-    after = open_session(config, "run.toml").mask_version
+    after = inputs_of(config, "run.toml").mask_version
     expected = f"the masks of context 16, 32 (cache version {before[:12]} -> {after[:12]})"
     assert changed(config) == expected
 
@@ -104,7 +103,7 @@ def test_without_a_run_file_of_that_run_the_message_stays_general(folder, text):
 def test_every_bit_of_the_run_file_is_seen(folder):
     path, config = folder / "run.json", make_config(folder.parent, train={"steps": 7})
     data, expected = path.read_bytes(), changed(config)
-    session = open_session(config, "run.toml")
+    session = inputs_of(config, "run.toml")
     # All would take a minute.
     for bit in range(0, 8 * len(data), 29):
         flipped = bytearray(data)
@@ -132,7 +131,7 @@ def test_a_run_file_of_before_the_digest_is_read(folder):
 
 def test_where_no_checkpoint_can_be_used_that_is_told(folder):
     config = make_config(folder.parent)
-    session = open_session(config, "run.toml")
+    session = inputs_of(config, "run.toml")
     (folder / "checkpoints" / "step-00000003" / "state.safetensors").write_bytes(b"")
     said = []
     assert starting_point(folder, session, said.append) is None
@@ -157,7 +156,7 @@ def test_a_file_system_without_locks_is_said_and_trained_on(tmp_path, monkeypatc
         raise OSError(getattr(errno, number), "no locks here")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with held(str(tmp_path / "run")):
+    with taken(str(tmp_path / "run")):
         (tmp_path / "run" / "metrics.jsonl").touch()
     assert (
         "has no locks (no locks here): see that no other process trains" in capsys.readouterr().err
@@ -166,17 +165,17 @@ def test_a_file_system_without_locks_is_said_and_trained_on(tmp_path, monkeypatc
 
 @pytest.mark.timeout(60)
 def test_a_folder_that_is_held_is_refused_at_once(tmp_path):
-    with held(str(tmp_path / "run")):
+    with taken(str(tmp_path / "run")):
         for _ in range(2):
             with pytest.raises(TrainingError, match="another process trains in"):
-                held(str(tmp_path / "run")).__enter__()
-    with held(str(tmp_path / "run")):
+                taken(str(tmp_path / "run")).__enter__()
+    with taken(str(tmp_path / "run")):
         pass
 
 
 def test_the_record_of_a_run_holds_no_token(folder, tmp_path):
     config = make_config(tmp_path)
-    session = open_session(config, "run.toml")
+    session = inputs_of(config, "run.toml")
     masks = {**config.masks, "cache": "https://someone:hidden@host/m.zarr?token=hidden"}
     write_run_file(folder, dataclasses.replace(config, masks=masks), session)
     text = (folder / "run.json").read_text()

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.dflash.objective import FrozenTarget
 from runtime.errors import WorkerError
+from runtime.target.frozen import FrozenTarget
 from runtime.training.metrics import read_metrics
 from runtime.training.target_worker import RemoteTarget
 from tests.runtime.tiny_run import (
@@ -60,7 +60,7 @@ def train(config, targets, features=features_of):
         trainer.prepare()
         trainer.start_from(weights=first_drafter().state_dict())
         result = trainer.run()
-        return result, trainer.drafter_weights()
+        return result, trainer.weights()
     finally:
         trainer.teardown()
 

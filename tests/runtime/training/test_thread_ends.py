@@ -66,10 +66,8 @@ def test_of_a_feeder_its_receiver_raises_it(error):
     Feeder(
         replica=device(group=SimpleNamespace(rank=0, size=1), free=free),
         lane=lane,
-        dataset=None,
+        trainee=None,
         plan=[STEP],
-        choosers={},
-        seed=0,
         steps=(0, 1),
     ).run()
     assert got(lane, type(error)) is error

@@ -14,12 +14,12 @@ from runtime.errors import (
     WorkerError,
 )
 from runtime.training.checkpoint import find_checkpoints
-from runtime.training.inputs import open_session
 from runtime.training.metrics import read_metrics
 from runtime.training.replica import Replica
 from tests.runtime.tiny_run import (
     build_masks,
     first_drafter,
+    inputs_of,
     losses,
     make_config,
     make_data,
@@ -84,7 +84,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     root = tmp_path / "whole" / "run" / "checkpoints"
     newest, resumed_from = find_checkpoints(root)
     assert (newest.step, resumed_from.step) == (6, 3)
-    assert newest.fingerprint == open_session(config, "run.toml").fingerprint
+    assert newest.fingerprint == inputs_of(config, "run.toml").fingerprint
     _, again, resumed = train(config, first_step=3, state=resumed_from.load())
     assert len(rows) == 6
     for name in ("step", "loss", "lr", "grad_norm", "tau_forced", "accuracy", "anchors_kept"):
@@ -121,12 +121,12 @@ def test_features_that_are_not_finite_stop_the_run_and_change_nothing(tmp_path):
     trainer = make_trainer(config)
     trainer.prepare()
     trainer.start_from(weights=first_drafter().state_dict())
-    for step in trainer.replicas[0].draft_steps.values():
-        step.target.feature_scale.fill_(float("nan"))
+    for step in trainer.replicas[0].train_steps.values():
+        step.objective.target.feature_scale.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match=r"3 steps in a row.*max_skipped = 3.*NaN in the fea"):
         trainer.run()
     for name, weight in first_drafter().state_dict().items():
-        assert torch.equal(weight, trainer.drafter_weights()[name]), name
+        assert torch.equal(weight, trainer.weights()[name]), name
     state = trainer.replicas[0].state()
     trainer.teardown()
     # Once the cause is gone the same run goes on, and faults of before do not end it.
@@ -142,7 +142,7 @@ def test_a_step_that_is_not_finite_does_not_lower_the_logged_loss(tmp_path):
     )
     trainer.prepare()
     trainer.start_from(weights=first_drafter().state_dict())
-    sample, taken = trainer.dataset.sample, []
+    sample, taken = trainer.inputs.dataset.sample, []
 
     def poisoned(index):
         found = sample(index)
@@ -151,7 +151,7 @@ def test_a_step_that_is_not_finite_does_not_lower_the_logged_loss(tmp_path):
             found.features.fill_(float("nan"))
         return found
 
-    trainer.dataset.sample = poisoned
+    trainer.inputs.dataset.sample = poisoned
     trainer.run()
     (row,) = read_metrics(trainer.folder / "metrics.jsonl")
     trainer.teardown()
@@ -204,7 +204,7 @@ def test_a_feeder_that_fails_ends_the_run_with_its_error(tmp_path, monkeypatch, 
     trainer = make_trainer(config)
     trainer.prepare()
     trainer.start_from(weights=first_drafter().state_dict())
-    sample = trainer.dataset.sample
+    sample = trainer.inputs.dataset.sample
     taken = []
 
     def broken(index):
@@ -213,7 +213,7 @@ def test_a_feeder_that_fails_ends_the_run_with_its_error(tmp_path, monkeypatch, 
             raise OSError("disk is gone")
         return sample(index)
 
-    monkeypatch.setattr(trainer.dataset, "sample", broken)
+    monkeypatch.setattr(trainer.inputs.dataset, "sample", broken)
     with pytest.raises(WorkerError, match=r"training stopped after step .*disk is gone") as caught:
         trainer.run()
     assert isinstance(caught.value.__cause__, OSError)
@@ -239,7 +239,7 @@ def test_a_missing_bucket_says_what_builds_it(tmp_path):
     prepared(tmp_path, "small", contexts=(16, 32))
     wider = make_config(tmp_path / "small", contexts=(16, 48))
     with pytest.raises(BucketMissingError, match=r"dflash/ctx48.*run: python -m maskgen build"):
-        open_session(wider, "run.toml")
+        inputs_of(wider, "run.toml")
 
 
 def test_masks_of_other_parameters_are_refused(tmp_path):
@@ -248,7 +248,7 @@ def test_masks_of_other_parameters_are_refused(tmp_path):
     with pytest.raises(
         BucketMissingError, match=r"another one than run\.toml asks for.*run: python -m maskgen"
     ):
-        open_session(other, "run.toml")
+        inputs_of(other, "run.toml")
 
 
 def test_masks_of_another_maskgen_are_refused(tmp_path, monkeypatch):
@@ -259,14 +259,14 @@ def test_masks_of_another_maskgen_are_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr("runtime.training.entries.load_entry", unreadable)
     with pytest.raises(BucketMissingError, match=r"cannot be read.*run: python -m maskgen build"):
-        open_session(config, "run.toml")
+        inputs_of(config, "run.toml")
 
 
 def test_data_of_longer_samples_than_the_largest_bucket_is_refused(tmp_path):
     prepared(tmp_path, "long", contexts=(16, 32))
     shorter = make_config(tmp_path / "long", contexts=(16,))
     with pytest.raises(DatasetError, match="up to 32, the run's largest is 16"):
-        open_session(shorter, "run.toml")
+        inputs_of(shorter, "run.toml")
 
 
 def test_the_seed_of_the_run_orders_its_steps(tmp_path):
@@ -274,7 +274,7 @@ def test_the_seed_of_the_run_orders_its_steps(tmp_path):
 
     def order(seed):
         config = make_config(tmp_path / "seeds", run={"seed": seed})
-        plan = open_session(config, "run.toml").plan
+        plan = inputs_of(config, "run.toml").plan
         return [plan[number] for number in range(2 * plan.steps_per_epoch)]
 
     assert order(1) == order(1)
@@ -283,24 +283,24 @@ def test_the_seed_of_the_run_orders_its_steps(tmp_path):
 
 def test_the_global_batch_must_divide(tmp_path):
     config = prepared(tmp_path, "odd")
-    assert open_session(config, "run.toml", ranks=2).plan.global_batch == 4
+    assert inputs_of(config, "run.toml", ranks=2).plan.global_batch == 4
     with pytest.raises(ConfigError, match="must be a multiple of the number of devices, 3"):
-        open_session(config, "run.toml", ranks=3)
+        inputs_of(config, "run.toml", ranks=3)
 
 
 @pytest.mark.parametrize(("held", "other"), [("stored", "online"), ("online", "stored")])
 def test_features_elsewhere_than_the_run_file_says_are_refused(tmp_path, held, other):
     config = prepared(tmp_path, "a", data={"features": held})
     make_data(tmp_path / "a" / "data", LENGTHS, stored=held == "stored")
-    assert open_session(config, "run.toml").dataset.has_features == (held == "stored")
+    assert inputs_of(config, "run.toml").dataset.has_features == (held == "stored")
     asking = make_config(tmp_path / "a", data={"folder": config.data.folder, "features": other})
     with pytest.raises(DatasetError, match=f"features = '{held}'.*asks for '{other}'.*prepare"):
-        open_session(asking, "run.toml")
+        inputs_of(asking, "run.toml")
 
 
 def test_stored_features_leave_a_target_nothing_to_do(tmp_path):
     config = prepared(tmp_path, "a", run={"target_devices": "cpu"})
     with pytest.raises(ConfigError, match=r"run\.target_devices = 'cpu'.*data\.features"):
-        open_session(config, "run.toml")
+        inputs_of(config, "run.toml")
     make_data(tmp_path / "a" / "data", LENGTHS, stored=False)
-    assert not open_session(config, "run.toml").dataset.has_features
+    assert not inputs_of(config, "run.toml").dataset.has_features

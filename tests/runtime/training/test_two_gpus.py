@@ -60,13 +60,13 @@ def test_random_delays_and_many_checkpoints_do_not_hang(tmp_path, devices):
         tmp_path, "delays", devices, steps=300, save_every=10, log_every=7, dtype="bfloat16"
     )
     trainer = make_trainer(config)
-    draw, read = random.Random(1), trainer.dataset.sample
+    draw, read = random.Random(1), trainer.inputs.dataset.sample
 
     def sample(index):
         time.sleep(draw.random() * 0.01)
         return read(index)
 
-    trainer.dataset.sample = sample
+    trainer.inputs.dataset.sample = sample
     trainer.prepare()
     trainer.start_from(weights=first_drafter().state_dict())
     assert trainer.run().steps == 300
@@ -80,7 +80,7 @@ def test_a_failure_ends_collectives_within_graphs(tmp_path, devices):
     trainer = make_trainer(config)
     trainer.prepare()
     trainer.start_from(weights=first_drafter().state_dict())
-    read, taken = trainer.dataset.sample, []
+    read, taken = trainer.inputs.dataset.sample, []
 
     def sample(index):
         taken.append(index)
@@ -88,7 +88,7 @@ def test_a_failure_ends_collectives_within_graphs(tmp_path, devices):
             raise OSError("disk is gone")
         return read(index)
 
-    trainer.dataset.sample = sample
+    trainer.inputs.dataset.sample = sample
     began = time.monotonic()
     with pytest.raises(WorkerError, match=r"disk is gone"):
         trainer.run()

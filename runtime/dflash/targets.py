@@ -1,0 +1,86 @@
+"""The target of a drafter's run: what fits it, and its frozen parts on every device."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from maskgen.progress import say
+from runtime.data.dataset import Dataset
+from runtime.dflash.capabilities import Request, check_request
+from runtime.dflash.config import DrafterConfig
+from runtime.dflash.initialise import drafter_config, made_up
+from runtime.ranks.devices import Placement
+from runtime.target.frozen import FrozenTarget
+from runtime.target.model import Target, outline_target
+from runtime.training.target_worker import RemoteTarget
+
+
+def fit_drafter(request: Request) -> DrafterConfig:
+    """Refuse a target that cannot do what a run asks of it, before its weights are read.
+
+    Args:
+        request: What is asked for, as far as it is known without the target.
+
+    Returns:
+        The config of the drafter that fits the target; ``embedding_scale`` is known with the
+        weights only.
+
+    Raises:
+        ConfigError: The target cannot do it, or its sizes make no drafter.
+        TargetNotFoundError: There is no such target, or a file of it is damaged.
+    """
+    config = request.config
+    asked = replace(request, outline=outline_target(config.target.model))
+    check_request(asked)
+    assert asked.outline is not None, "it was read above"
+    sizes = {int(spec.params["draft_block_size"]) for spec in request.specs.values()}
+    network = drafter_config(
+        asked.outline,
+        num_layers=config.drafter.num_layers,
+        draft_block_size=sizes.pop(),
+        target_layer_ids=asked.outline.default_layer_ids(config.target.num_features),
+        embedding="rows",
+    )
+    check_request(replace(asked, network=network))
+    for note in made_up(asked.outline):
+        say(note)
+    return network
+
+
+def frozen_targets(
+    target: Target, placement: Placement, dataset: Dataset, *, remote: bool = False
+) -> list[FrozenTarget]:
+    """What the drafter's step needs of the target, on every device.
+
+    Args:
+        target: Loaded on some device.
+        placement: The drafters' devices.
+        dataset: Where it holds no features, the step computes them.
+        remote: Whether they come from targets on other devices instead.
+    """
+    scale = torch.tensor(dataset.feature_scale, dtype=torch.float32, device="cpu")
+    targets = []
+    for device in placement.devices:
+        local, features = target, None
+        if not dataset.has_features and not remote:
+            local = target.on(device)
+            features = partial(local.features, layer_ids=dataset.layer_ids)
+        targets.append(
+            FrozenTarget(
+                embed_weight=local.embed_weight.to(device),
+                head_weight=local.head_weight.to(device),
+                feature_scale=scale.to(device),
+                features=features,
+                remote_dtype=target.dtype if remote else None,
+            )
+        )
+    return targets
+
+
+def remote_targets(target: Target, placement: Placement, dataset: Dataset) -> list[RemoteTarget]:
+    """A target on every device of its own."""
+    return [
+        RemoteTarget(device, partial(target.on(device).features, layer_ids=dataset.layer_ids))
+        for device in placement.devices
+    ]

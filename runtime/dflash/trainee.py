@@ -1,0 +1,156 @@
+"""A drafter in training: its network, the target's frozen parts, and how samples become rows."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maskgen.entry import MaskEntry
+from runtime.dflash.anchors import LayoutChooser, draw_anchors
+from runtime.dflash.buckets import context_of
+from runtime.dflash.config import DrafterConfig
+from runtime.dflash.drafter import Drafter, backward_stages
+from runtime.dflash.folder import target_record
+from runtime.dflash.objective import DraftObjective, compiled_loss, draft_loss, sum_names
+from runtime.dflash.published import FEATURE_SCALE, TARGET, save_published
+from runtime.dflash.settings import DFlashConfig
+from runtime.errors import SampleTooLongError
+from runtime.static.masks import BucketMasks
+from runtime.target.frozen import FrozenTarget
+from runtime.training.inputs import Inputs
+from runtime.training.target_worker import RemoteTarget
+
+
+class DrafterTrainee:
+    """What ``runtime.training.method.Trainee`` asks for, of a DFlash drafter.
+
+    Args:
+        config: The run file.
+        inputs: Data and masks.
+        network: The drafter's config.
+        targets: Frozen parts, one for each of the process's devices.
+        remote_targets: Targets on devices of their own.
+        weights: To start from; on the leading process of a run that begins.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: DFlashConfig,
+        inputs: Inputs,
+        network: DrafterConfig,
+        targets: Sequence[FrozenTarget],
+        remote_targets: Sequence[RemoteTarget] = (),
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.config = config
+        self.dataset = inputs.dataset
+        self.network = network
+        self.targets = targets
+        self.remote_targets = remote_targets
+        self.sums = sum_names(network.draft_block_size)
+        self.published: Mapping[str, Any] = {
+            **network.to_published(),
+            FEATURE_SCALE: list(inputs.dataset.feature_scale),
+            TARGET: target_record(inputs.dataset.meta),
+        }
+        self._weights = weights
+        self._choosers = {
+            context_of(entry.spec): LayoutChooser(
+                entry.params["anchors"].numpy(),
+                entry.params["n_valid"].numpy(),
+                int(entry.spec.params["draws"]),
+            )
+            for entry in inputs.entries.values()
+            if entry.kind == "layouts"
+        }
+
+    def module(self, device: torch.device) -> nn.Module:
+        """A drafter whose weights are still to be loaded."""
+        return Drafter(self.network).to(device)
+
+    def stages(self, module: nn.Module) -> list[list[str]]:
+        """See ``backward_stages``."""
+        assert isinstance(module, Drafter)
+        return backward_stages(module)
+
+    def objective(
+        self, module: nn.Module, length: int, entry: MaskEntry, batch: int, index: int
+    ) -> DraftObjective:
+        """The loss of one bucket, see ``Trainee.objective``."""
+        assert isinstance(module, Drafter)
+        gamma = self.config.train.gamma
+        return bucket_objective(module, self.targets[index], length, entry, batch, gamma)
+
+    def first_weights(self) -> Mapping[str, Tensor]:
+        """What ``initial_drafter`` made."""
+        assert self._weights is not None, "they are made where a run begins"
+        return self._weights
+
+    def fill(self, tensors: Mapping[str, Tensor], row: int, number: int, *, epoch: int) -> None:
+        """Write a sample, and its layout or its anchors, into one row; see ``Trainee.fill``."""
+        sample = self.dataset.sample(number)
+        length, context = len(sample.input_ids), tensors["input_ids"].shape[1]
+        if length > context:
+            raise SampleTooLongError(
+                f"sample {number} has {length} tokens, and its bucket holds {context}: the data "
+                "were changed since the run began; prepare them again"
+            )
+        tensors["input_ids"][row, :length] = sample.input_ids
+        tensors["loss_mask"][row, :length] = sample.loss_mask
+        if sample.features is not None and "features" in tensors:
+            tensors["features"][row, :length] = sample.features
+        loss_mask = sample.loss_mask.numpy()
+        key = {"seed": self.config.run.seed, "epoch": epoch, "sample": number}
+        if "layout" in tensors:
+            tensors["layout"][row] = self._choosers[context].choose(loss_mask, **key)
+        else:
+            anchors, n_valid = draw_anchors(loss_mask, tensors["anchors"].shape[1], **key)
+            tensors["anchors"][row] = torch.from_numpy(anchors)
+            tensors["n_valid"][row] = n_valid
+
+    def export(self, folder: Path, weights: Mapping[str, Tensor], run: Mapping[str, Any]) -> None:
+        """Write the drafter as servers read it."""
+        scale = self.dataset.feature_scale
+        save_published(
+            folder,
+            self.network,
+            weights,
+            feature_scale=torch.tensor(scale, dtype=torch.float32, device="cpu"),
+            target=target_record(self.dataset.meta),
+            run=run,
+        )
+
+
+def bucket_objective(
+    drafter: Drafter,
+    target: FrozenTarget,
+    context: int,
+    entry: MaskEntry,
+    batch: int,
+    gamma: float,
+) -> DraftObjective:
+    """The loss of one bucket with its masks, on the drafter's device; compiled on a GPU.
+
+    Args:
+        drafter: The network.
+        target: Frozen parts on the same device.
+        context: Tokens of a row.
+        entry: The bucket's mask.
+        batch: Rows of a step.
+        gamma: Loss decay.
+    """
+    device = drafter.fc.weight.device
+    anchors = entry.bucket.Q_LEN // drafter.config.draft_block_size
+    shapes = {"anchors": (anchors,), "n_valid": ()}
+    masks = BucketMasks(entry, batch, device, None if entry.kind == "layouts" else shapes)
+    return DraftObjective(
+        drafter=drafter,
+        target=target,
+        masks=masks,
+        context=context,
+        gamma=gamma,
+        loss_of=compiled_loss(drafter) if masks.backend.compiled else draft_loss,
+    )

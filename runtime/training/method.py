@@ -1,0 +1,200 @@
+"""A kind of training, as the run around it sees it: all that a third one would have to give.
+
+A ``Method`` answers for a run file before anything is loaded. It loads a ``Trainee``: the module,
+its loss, its rows, and what is published. Threads, ranks, graphs, checkpoints, resumes and metrics
+are the run's, and the same for all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, device, nn
+
+from maskgen.entry import MaskEntry
+from maskgen.mask_spec import MaskSpec
+from runtime.config import Config
+from runtime.data.dataset import Dataset
+from runtime.ranks.devices import Placement
+from runtime.static.step import Objective
+from runtime.training.inputs import Inputs, Rows
+from runtime.training.plots import Plot
+from runtime.training.saved_state import Checkpoint
+from runtime.training.target_worker import RemoteTarget
+
+C = TypeVar("C", bound=Config, contravariant=True)
+
+
+class Trainee(Protocol):
+    """What a run trains, loaded, with all that its steps read beside it."""
+
+    sums: tuple[str, ...]
+    """Names of an objective's sums; the first is the loss, the second its weight."""
+    published: Mapping[str, Any]
+    """What ``export`` needs beside the weights, as JSON; kept in every checkpoint."""
+    remote_targets: Sequence[RemoteTarget]
+    """Models on devices of their own that fill a slot's ``features``; mostly none."""
+
+    def module(self, device: device) -> nn.Module:
+        """A module of float32 parameters on a device of this process, the same on each."""
+        ...
+
+    def stages(self, module: nn.Module) -> list[list[str]]:
+        """All parameter names in groups, in the order in which the backward pass is done."""
+        ...
+
+    def objective(
+        self, module: nn.Module, length: int, entry: MaskEntry, batch: int, index: int
+    ) -> Objective:
+        """The loss of one bucket.
+
+        Args:
+            module: From ``module``, its parameters now in the dtype of compute.
+            length: Of the bucket.
+            entry: Its mask.
+            batch: Rows of a step on the device.
+            index: Which of the process's devices.
+        """
+        ...
+
+    def first_weights(self) -> Mapping[str, Tensor]:
+        """Float32 weights to start from, by parameter name; asked of the leading process alone."""
+        ...
+
+    def fill(self, tensors: Mapping[str, Tensor], row: int, number: int, *, epoch: int) -> None:
+        """Write one row into a slot's host tensors, which are 0; called by several threads.
+
+        Args:
+            tensors: ``[batch, ...]`` by field name.
+            row: Where in the batch.
+            number: Which row of ``Inputs.rows``.
+            epoch: Pass over the data, for what is drawn anew in each.
+
+        Raises:
+            SampleTooLongError: The data changed since the run began.
+        """
+        ...
+
+    def export(self, folder: Path, weights: Mapping[str, Tensor], run: Mapping[str, Any]) -> None:
+        """Write what users take from the run: fp32 ``weights`` of the run and step in ``run``."""
+        ...
+
+
+class Method(Protocol[C]):
+    """A kind of training: what it asks of a run file, and how it is loaded."""
+
+    name: str
+    """As ``run.method`` spells it."""
+    product: str
+    """What a run leaves, and the folder's name in the run folder."""
+    plots: Sequence[Plot]
+    """What of a metrics row people see, in the log and in the picture; the loss first."""
+    legend: str
+    """What the lines of a run do not say of themselves."""
+
+    @property
+    def config_type(self) -> type[Config]:
+        """The sections of its run files."""
+        ...
+
+    def specs(self, config: C) -> dict[int, MaskSpec]:
+        """The run's mask entries by bucket length, ascending.
+
+        Raises:
+            ConfigError: ``[masks]`` has none for it.
+            MaskSpecError: ``[masks]`` is wrong.
+        """
+        ...
+
+    def check(
+        self, config: C, placement: Placement, ranks: int, dataset: Dataset | None = None
+    ) -> None:
+        """Refuse what cannot be done, before anything is loaded.
+
+        Args:
+            config: The run file.
+            placement: Devices of this process.
+            ranks: Devices of all processes.
+            dataset: The prepared data, where they are there already.
+
+        Raises:
+            ConfigError: A setting cannot be met.
+            DatasetError: The data are of other settings.
+        """
+        ...
+
+    def rows(self, config: C, dataset: Dataset, lengths: tuple[int, ...]) -> Rows:
+        """Arrange samples into rows of buckets.
+
+        Args:
+            config: The run file.
+            dataset: Training samples.
+            lengths: Of the buckets, ascending.
+
+        Raises:
+            DatasetError: A sample fits no bucket.
+        """
+        ...
+
+    def load(
+        self,
+        config: C,
+        inputs: Inputs,
+        placement: Placement,
+        apart: Placement | None,
+        *,
+        ranks: int,
+        fresh: bool,
+        report: Callable[[str], None],
+    ) -> Trainee:
+        """Load the model and make ready what is trained.
+
+        Args:
+            config: The run file.
+            inputs: Data and masks.
+            placement: Devices of this process.
+            apart: Devices of targets that have their own.
+            ranks: Devices of all processes.
+            fresh: Whether ``first_weights`` will be asked for.
+            report: Takes a line for people.
+
+        Raises:
+            ConfigError: The model cannot do what is asked.
+            TargetNotFoundError: There is none.
+            DatasetError: The data were prepared with another.
+        """
+        ...
+
+    def metrics(self, totals: Mapping[str, float], steps: int) -> dict[str, Any]:
+        """The method's keys of a metrics row: ``loss`` and what else people read.
+
+        Args:
+            totals: The sums over an interval, by name, and the step's counters.
+            steps: Of the interval.
+        """
+        ...
+
+    def closing_rows(self, config: C) -> dict[str, str]:
+        """What a run's closing table says of the method's settings."""
+        ...
+
+    def check_export(self, config: C) -> None:
+        """Refuse a run file whose product nobody could use.
+
+        Raises:
+            ConfigError: What was trained is not what is exported.
+        """
+        ...
+
+    def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:
+        """Write a checkpoint's product, as ``Trainee.export`` does.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged.
+            NothingLearnedError: Its weights are those that the run began with.
+        """
+        ...
+
+    def is_of(self, folder: Path, run: Mapping[str, Any]) -> bool:
+        """Whether a folder is whole and holds the product of this run and step."""
+        ...

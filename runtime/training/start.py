@@ -1,0 +1,99 @@
+"""Where a run begins: at its first step, at a checkpoint, or after its last step."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from runtime.config import Config
+from runtime.errors import TrainingError
+from runtime.ranks.processes import Processes
+from runtime.training.checkpoint import check_writable
+from runtime.training.differences import told_differences
+from runtime.training.inputs import Inputs
+from runtime.training.method import Method
+from runtime.training.outcome import StepCounts, step_counts
+from runtime.training.picture import PICTURE_FILE, draw_run
+from runtime.training.run_folder import starting_point
+from runtime.training.saved_state import META_FILE, Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Start:
+    """What all processes of a run begin with; only the first has read a checkpoint."""
+
+    step: int
+    """Finished steps."""
+    checkpoint: Checkpoint | None
+    state: Mapping[str, Tensor] | None
+    """Of the checkpoint."""
+
+    def counts(self, processes: Processes) -> StepCounts:
+        """What became of the steps of a finished run, whose state process 0 has read."""
+        mine = None if self.state is None else json.dumps(step_counts(self.state).as_dict())
+        return StepCounts(**json.loads(processes.from_leader("counts", mine)))
+
+
+def find_start(
+    config: Config,
+    inputs: Inputs,
+    processes: Processes,
+    *,
+    fresh: bool,
+    report: Callable[[str], None],
+) -> Start:
+    """Find where to begin, the same on all processes.
+
+    Args:
+        config: The run file.
+        inputs: Data and masks.
+        processes: All of the run.
+        fresh: Whether checkpoints are left aside.
+        report: Takes a line for each checkpoint that is passed over.
+
+    Raises:
+        CheckpointError: The run folder is of another run, or cannot be read or written.
+        LaterFormatError: It is of a later release.
+        TrainingError: Another process has other settings, data or masks.
+    """
+    found = None
+    folder = Path(config.run.folder)
+    if processes.leads:
+        if not fresh:
+            found = starting_point(folder, inputs, report)
+        check_writable(folder / "checkpoints")
+    checkpoint, state = found or (None, None)
+    first_step = checkpoint.step if checkpoint is not None else 0
+    # How often to save shapes no result, but at every save all ranks compare their weights.
+    saving = {**inputs.shaping["train"], "save_every": config.train.save_every}
+    step = agree(processes, first_step, {**inputs.shaping, "train": saving})
+    return Start(step=step, checkpoint=checkpoint, state=state)
+
+
+def agree(processes: Processes, first_step: int, shaping: Mapping[str, Any]) -> int:
+    """The step that process 0 begins with, if this process sees what that one sees."""
+    mine = json.dumps({"step": first_step, "shaping": shaping}) if processes.leads else None
+    start = json.loads(processes.from_leader("start", mine))
+    told = told_differences(start["shaping"], shaping, "{name}: {now} here, {was} on process 0")
+    if told:
+        raise TrainingError(
+            f"process {processes.rank} has other settings, data or masks than process 0 ({told}); "
+            "give every host the same run file, data folder and mask cache"
+        )
+    return int(start["step"])
+
+
+def finish(
+    method: Method[Any], checkpoint: Checkpoint, folder: Path, report: Callable[[str], None]
+) -> None:
+    """Write what a run that was ended between its last step and its export still owes."""
+    product, picture = folder / method.product, folder / PICTURE_FILE
+    if not method.is_of(product, checkpoint.run):
+        report(f"{product} holds no whole {method.product} of step {checkpoint.step}: exporting it")
+        method.export_checkpoint(checkpoint, product)
+    saved = (checkpoint.folder / META_FILE).stat().st_mtime
+    if not picture.exists() or picture.stat().st_mtime < saved:
+        draw_run(folder, method.plots)
