@@ -12,7 +12,10 @@ from runtime.errors import ConfigError
 if TYPE_CHECKING:
     from runtime.training.method import Method
 
-METHODS: Mapping[str, str] = {"dflash": "runtime.dflash.method:METHOD"}
+METHODS: Mapping[str, str] = {
+    "dflash": "runtime.dflash.method:METHOD",
+    "packed": "runtime.packed.method:METHOD",
+}
 """Name -> ``module:attribute``, imported only when a run file names it."""
 FIELD = "run.method"
 

@@ -26,18 +26,23 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 ``[B, KVH, KV_LEN, D]``, H a multiple of KVH -> ``[B, H, Q_LEN, D]``, scale ``D ** -0.5``."""
 
 
-def dense_attention(mask: Tensor) -> Attention:
-    """SDPA with a boolean mask ``[B or 1, 1, Q_LEN, KV_LEN]``."""
+def dense_attention(mask: Tensor, scale: float | None = None) -> Attention:
+    """SDPA with a boolean mask ``[B or 1, 1, Q_LEN, KV_LEN]``; scale ``D ** -0.5`` if left out."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, enable_gqa=query.shape[1] != key.shape[1]
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
 
     return attend
 
 
-def flex_attention_over(block_mask: BlockMask) -> Attention:
+def flex_attention_over(block_mask: BlockMask, scale: float | None = None) -> Attention:
     """FlexAttention with a block mask; call it inside a compiled function only."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -47,6 +52,7 @@ def flex_attention_over(block_mask: BlockMask) -> Attention:
             key,
             value,
             block_mask=block_mask,
+            scale=scale,
             enable_gqa=grouped,
             kernel_options=KERNEL,
         )

@@ -4,13 +4,11 @@ transformers parses a GGUF file three times over, in Python: 46 s for SmolLM2-13
 each time a command starts. The copy, float32 as the file unpacks, loads in a second.
 """
 
-import copy
 import glob
 import importlib.metadata
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +19,7 @@ from runtime.errors import TargetNotFoundError
 from runtime.files.digests import user_cache
 from runtime.files.lock import folder_lock
 from runtime.target.files import TargetFiles
-from runtime.target.reader import quiet_transformers, read_model, read_outline
+from runtime.target.reader import plain_model, quiet_transformers, read_model, read_outline
 
 LARGEST = 256 << 20
 """Bytes of a GGUF file; the copy of a larger one would take too much of the user's disk."""
@@ -80,7 +78,7 @@ def _unpack(files: TargetFiles, name: str, folder: Path) -> None:
     with naming(folder), staging_folder(folder) as staging, quiet_transformers():
         made = staging / "made"
         outline.tokenizer.save_pretrained(made)
-        _plain(model).save_pretrained(made)
+        plain_model(model).save_pretrained(made)
         digest = TargetFiles(folder=made, gguf_file=None).digest
         (made / WHOLE).write_text(digest, encoding="ascii")
         for path in made.rglob("*"):
@@ -103,14 +101,3 @@ def _is_whole(copied: TargetFiles) -> bool:
         return copied.digest == (copied.folder / WHOLE).read_text(encoding="ascii")
     except (OSError, ValueError, TargetNotFoundError):
         return False
-
-
-def _plain(model: Any) -> Any:
-    """The same model, which transformers saves; it calls what came of a GGUF file quantized."""
-    config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    plain = type(model)(config)
-    plain.load_state_dict(model.state_dict())
-    plain.generation_config = model.generation_config
-    return plain

@@ -4,6 +4,7 @@ transformers goes on where it should not: it fills missing tensors with random v
 torn generation config. Its readers raise what they like. This is the one border to them.
 """
 
+import copy
 import io
 import re
 import sys
@@ -234,3 +235,14 @@ def quiet_transformers() -> Iterator[None]:
             # The reader of GGUF files draws its bar past that switch.
             stack.enter_context(redirect_stderr(io.StringIO()))
         yield
+
+
+def plain_model(model: Any) -> Any:
+    """A copy that transformers saves; it calls quantized what came of a GGUF file."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain = type(model)(config)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    return plain

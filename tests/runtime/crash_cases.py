@@ -387,7 +387,7 @@ class Unpack:
         with (
             mock.patch.object(gguf_copy, "read_outline", return_value=outline),
             mock.patch.object(gguf_copy, "read_model", return_value=model),
-            mock.patch.object(gguf_copy, "_plain", lambda found: found),
+            mock.patch.object(gguf_copy, "plain_model", lambda found: found),
             mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}),
         ):
             found = gguf_copy.unpacked(files, "model.gguf")

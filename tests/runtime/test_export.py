@@ -341,7 +341,7 @@ def save_step(root, network, step):
         state,
         step=step,
         fingerprint="f",
-        drafter={
+        published={
             **network.to_published(),
             "feature_scale": [2.0, 3.0, 4.0],
             "target": RECORD,

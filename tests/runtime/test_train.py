@@ -194,10 +194,10 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_be
 def test_a_run_folder_of_a_later_release_is_not_trained_over(root, copied):
     run, options = copied
     for meta in (run / "checkpoints").glob("*/meta.json"):
-        meta.write_text('{"format": 3}')
+        meta.write_text('{"format": 4}')
     before = sorted(path.stat().st_mtime_ns for path in run.rglob("*"))
     refused = call(train, root, *options, code=1)
-    assert "meta.json is of format 3, and this release reads formats up to 2" in refused.stderr
+    assert "meta.json is of format 4, and this release reads formats up to 3" in refused.stderr
     assert sorted(path.stat().st_mtime_ns for path in run.rglob("*")) == before
 
 
@@ -301,7 +301,7 @@ def refused_late(monkeypatch):
     def refuse(*args):
         raise ConfigError("late", 1, "must show after the load")
 
-    monkeypatch.setattr("runtime.dflash.initialise.initial_drafter", refuse)
+    monkeypatch.setattr("runtime.dflash.method.initial_drafter", refuse)
 
 
 def test_a_run_that_is_refused_after_the_load_leaves_nothing_either(root, trained, refused_late):

@@ -1,0 +1,97 @@
+"""The fine-tuned model as a folder that transformers loads, and what it says of its run.
+
+``trained.json``, a sealed document of format 1, stands beside transformers' own files: the run's
+fingerprint and step, and the SHA-256 of every file.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cache.atomic import move_folder, staging_folder
+from cache.causes import naming
+from runtime.errors import CheckpointError, LaterFormatError
+from runtime.files.digests import sha256_of_file
+from runtime.files.sealed import DamagedError, read_sealed, seal
+from runtime.target.model import Target
+from runtime.target.reader import plain_model, quiet_transformers
+
+FORMAT = 1
+RECORD = "trained.json"
+AGAIN = "export it again (python -m runtime.export --config FILE)"
+
+
+def save_model(
+    folder: Path, target: Target, weights: Mapping[str, Tensor], run: Mapping[str, Any]
+) -> Path:
+    """Write a model; what stood in the folder is replaced as a whole.
+
+    Args:
+        folder: Where to; its parent must be there.
+        target: The model that was trained, with its tokenizer; its weights are overwritten.
+        weights: Float32, by parameter name; written in bfloat16.
+        run: Fingerprint and step that they are from.
+
+    Raises:
+        CheckpointError: The weights are not exactly the model's parameters, or not finite.
+        OSError: The disk refuses.
+    """
+    parameters = dict(target.model.named_parameters())
+    unlike = sorted(
+        name
+        for name in parameters.keys() | weights.keys()
+        if name not in parameters
+        or name not in weights
+        or parameters[name].shape != weights[name].shape
+    )
+    if unlike:
+        raise CheckpointError(
+            f"the weights must be the {len(parameters)} parameters of {target.name!r}; "
+            f"{len(unlike)} differ, first {unlike[0]}"
+        )
+    broken = next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
+    if broken is not None:
+        raise CheckpointError(f"the weights must be finite, and {broken} is not")
+    for name, parameter in parameters.items():
+        parameter.data.copy_(weights[name])
+    with naming(folder), staging_folder(folder) as staging, quiet_transformers():
+        made = staging / "made"
+        target.tokenizer.save_pretrained(made)
+        plain_model(target.model).bfloat16().save_pretrained(made)
+        files = sorted(path for path in made.rglob("*") if path.is_file())
+        sha256 = {str(path.relative_to(made)): sha256_of_file(path) for path in files}
+        record = made / RECORD
+        record.write_bytes(seal({"format": FORMAT, "run": dict(run), "files": sha256}))
+        for path in (*files, record):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if folder.exists():
+            folder.rename(staging / "replaced")
+        move_folder(made, folder)
+    return folder
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """What a folder says of its run; None where it says nothing, or is not as it was written.
+
+    Raises:
+        LaterFormatError: It is of a later release.
+    """
+    try:
+        record = read_sealed(folder / RECORD, FORMAT, AGAIN)
+        files: Mapping[str, str] = record["files"]
+        whole = all(sha256_of_file(folder / name) == sha256 for name, sha256 in files.items())
+        return dict(record["run"]) if whole else None
+    except (OSError, DamagedError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def is_of(folder: Path, run: Mapping[str, Any]) -> bool:
+    """Whether a whole model of this run and step lies in a folder."""
+    try:
+        return read_record(folder) == dict(run)
+    except LaterFormatError:
+        return False
