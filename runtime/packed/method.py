@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from maskgen.spec import MaskSpec
+from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.errors import NothingLearnedError
 from runtime.packed.limits import check_request
