@@ -1,7 +1,6 @@
-"""``python -m runtime.evaluate``: measures a drafter on held-out prompts."""
+"""``python -m runtime.evaluate``: measures on held-out data what a run learned."""
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -16,38 +15,38 @@ from runtime.options import Command, config_options, devices_option, overriding
 @devices_option
 @click.option(
     "--drafter",
-    "drafter_folder",
+    "--model",
+    "product",
     metavar="FOLDER",
-    help="Drafter to evaluate.  [default: drafter in the run folder]",
+    help="Drafter or model to evaluate.  [default: that of the run folder]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
     config_path: str,
     settings: tuple[str, ...],
     devices: str | None,
-    drafter_folder: str | None,
+    product: str | None,
     as_json: bool,
 ) -> None:
-    """Measure acceptance length on held-out prompts, untrained against trained.
+    """Measure on held-out data what a run learned: of a drafter, the acceptance length.
 
     Exits with 3 when a speculative text differs from the target's own by more than rounding.
     """
-    from runtime.dflash.evaluation import evaluate, keep_result
-    from runtime.dflash.settings import as_dflash
     from runtime.methods import read_run
+    from runtime.training.evaluation import keep_evaluation
 
-    _, read = read_run(config_path, overriding(config_path, settings, {"run.devices": devices}))
-    config = as_dflash(read)
-    result = evaluate(config, drafter_folder)
+    overrides = overriding(config_path, settings, {"run.devices": devices})
+    method, config = read_run(config_path, overrides)
+    result = method.evaluate(config, product)
 
     def show() -> None:
         click.echo(json.dumps(result.as_dict()) if as_json else result.table())
 
     with after_result(show):
-        keep_result(config, result, draw=not drafter_folder)
+        keep_evaluation(Path(config.run.folder), result, None if product else method.plots)
     if not as_json:
-        folder = shlex.quote(drafter_folder or str(Path(config.run.folder) / "drafter"))
-        click.echo(f'next: python -m runtime.generate --drafter {folder} --prompt "..."')
+        folder = Path(product or Path(config.run.folder) / method.product)
+        click.echo("".join(f"next: {line}\n" for line in method.uses(folder)), nl=False)
     if not result.exact:
         sys.exit(3)
 

@@ -24,13 +24,11 @@ def main(
     Does nothing when the folder holds just what these prompts, target and settings give, whole.
     """
     from runtime.data.preparation import DROPPED
-    from runtime.dflash.preparation import prepare
-    from runtime.dflash.settings import as_dflash
     from runtime.methods import read_run
 
     options = {"target.model": target, "run.devices": devices}
-    _, config = read_run(config_path, overriding(config_path, settings, options))
-    rows = prepare(as_dflash(config))
+    method, config = read_run(config_path, overriding(config_path, settings, options))
+    rows = method.preparation(config).run()
     if as_json:
         click.echo(json.dumps(rows))
     else:

@@ -105,6 +105,8 @@ class SampleMaker:
         Stored features are all used, else those of the first samples; held-out ones too, so that
         the split is free to change.
         """
+        if not self.layer_ids:
+            return []
         if self.store:
             found = [draft.features for draft in drafts if draft.features is not None]
         else:

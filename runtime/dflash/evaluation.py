@@ -5,14 +5,12 @@ with the target's own greedy text token for token, and the speeds of both. All t
 the same prompts one at a time.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from cache.causes import naming
 from maskgen.progress import Progress, say
 from runtime.data.answer import distinct_share
 from runtime.data.dataset import Dataset, open_splits
@@ -23,7 +21,6 @@ from runtime.dflash.capabilities import DECODING, Request, check_request
 from runtime.dflash.drafter import Drafter, DrafterConfig
 from runtime.dflash.folder import CONFIG_FILE, same_target
 from runtime.dflash.initialise import initial_drafter, random_start
-from runtime.dflash.method import METHOD
 from runtime.dflash.published import load_published, servable
 from runtime.dflash.scores import DrafterScore, EvaluationResult, Mismatch
 from runtime.dflash.settings import DFlashConfig
@@ -32,9 +29,7 @@ from runtime.errors import CheckpointError, NoSamplesError
 from runtime.ranks.devices import enter_thread, place
 from runtime.target.model import Target
 from runtime.training.checkpoint import TRAIN
-from runtime.training.picture import draw_run
 
-RESULT_FILE = "evaluate.json"
 WARM_UP_TOKENS = 4
 
 
@@ -65,26 +60,6 @@ def evaluate(config: DFlashConfig, drafter_folder: str | Path | None = None) -> 
     untrained = _untrained(target, drafter.config, heldout, train, config)
     result = evaluate_drafter(target, drafter, heldout, config, untrained=untrained.to(dtype))
     return replace(result, same_target=made_for)
-
-
-def keep_result(config: DFlashConfig, result: EvaluationResult, *, draw: bool) -> None:
-    """Write ``evaluate.json`` into the run folder.
-
-    Args:
-        config: The run file.
-        result: From ``evaluate``.
-        draw: Whether the run's picture is drawn again, with tau at both ends.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    folder = Path(config.run.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result.as_dict(), indent=1) + "\n"
-    with naming(folder / RESULT_FILE):
-        (folder / RESULT_FILE).write_text(text, encoding="utf-8")
-    if draw:
-        draw_run(folder, METHOD.plots, {"tau": (result.untrained.tau, result.trained.tau)})
 
 
 def _untrained(

@@ -1,5 +1,6 @@
 """DFlash as a ``Method``: what ``runtime.train`` asks of a drafter's run."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,14 @@ from maskgen.buckets import BucketPlan
 from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
+from runtime.data.preparation import Preparation
 from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import EXPORT, Request, check_request
 from runtime.dflash.embedding import fed_scale, serving_note
+from runtime.dflash.evaluation import evaluate
 from runtime.dflash.folder import is_of
 from runtime.dflash.initialise import initial_drafter
+from runtime.dflash.preparation import preparation
 from runtime.dflash.published import export_checkpoint
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.targets import fit_drafter, frozen_targets, remote_targets
@@ -23,6 +27,7 @@ from runtime.dflash.trainee import DrafterTrainee
 from runtime.errors import DatasetError
 from runtime.ranks.devices import Placement
 from runtime.target.model import Target
+from runtime.training.evaluation import Evaluation
 from runtime.training.inputs import Inputs, Rows
 from runtime.training.metrics import ratio
 from runtime.training.plots import Plot
@@ -84,6 +89,19 @@ class DFlash:
                 f"target.num_features asks for {wanted}; {PREPARE}"
             )
         check_request(replace(request, features=held))
+
+    def preparation(self, config: DFlashConfig) -> Preparation:
+        """Samples with the features of the target's layers."""
+        return preparation(config)
+
+    def evaluate(self, config: DFlashConfig, folder: str | Path | None) -> Evaluation:
+        """Draft and verify on held-out prompts."""
+        return evaluate(config, folder)
+
+    def uses(self, folder: Path) -> tuple[str, ...]:
+        """An answer with the drafter."""
+        named = shlex.quote(str(folder))
+        return (f'python -m runtime.generate --drafter {named} --prompt "..."',)
 
     def check_export(self, config: DFlashConfig) -> None:
         """Refuse entries that an exported drafter would not be served with."""

@@ -1,7 +1,6 @@
 """Data of a drafter's run: samples, and the target's features of them."""
 
 from functools import partial
-from typing import Any
 
 from runtime.data.preparation import Preparation
 from runtime.dflash.buckets import run_specs
@@ -12,15 +11,11 @@ from runtime.dflash.targets import fit_drafter
 from runtime.ranks.devices import Placement, place
 
 
-def prepare(config: DFlashConfig) -> dict[str, Any]:
-    """Write the data folder of a run file, or leave it where it is up to date.
-
-    Returns:
-        The rows of the closing table, see ``runtime.data.preparation``.
+def preparation(config: DFlashConfig) -> Preparation:
+    """What the samples of a run file are to be.
 
     Raises:
-        ConfigError: A part of the product cannot do what is asked, or ``Preparation.run`` refuses
-            it, whose other errors pass through.
+        ConfigError: A part of the product cannot do what is asked.
         MaskSpecError: ``[masks]`` is wrong.
     """
     devices = config.run.devices.split(",")
@@ -43,7 +38,7 @@ def prepare(config: DFlashConfig) -> dict[str, Any]:
         stores=stores,
         fit=partial(fit_drafter, request),
         check=partial(fed_scale, embedding=config.drafter.embedding),
-    ).run()
+    )
 
 
 def _stores(features: str, placement: Placement) -> bool:

@@ -82,8 +82,13 @@ class EvaluationResult:
         """Whether every speculative text is the greedy one, but for ties within rounding."""
         return all(mismatch.is_tie(self.dtype) for mismatch in self.mismatches)
 
+    @property
+    def ends(self) -> dict[str, tuple[float, float]]:
+        """Tau before the first step and after the last."""
+        return {"tau": (self.untrained.tau, self.trained.tau)}
+
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as ``evaluate.json`` holds them."""
+        """Plain values, as ``evaluate.json`` has them."""
         values: dict[str, Any] = strict({**asdict(self), "exact": self.exact})
         return values
 

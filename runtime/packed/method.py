@@ -1,20 +1,24 @@
 """Packed fine-tuning as a ``Method``: what ``runtime.train`` asks of such a run."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
+from runtime.data.preparation import Preparation
 from runtime.errors import NothingLearnedError
+from runtime.packed.evaluation import evaluate
 from runtime.packed.limits import check_request
 from runtime.packed.packing import PackedRows, pack
 from runtime.packed.published import is_of, save_model
 from runtime.packed.settings import PackedConfig
 from runtime.packed.trainee import PackedTrainee
-from runtime.ranks.devices import Placement
+from runtime.ranks.devices import Placement, place
 from runtime.target.model import Target, outline_target
 from runtime.training.entries import named_specs
+from runtime.training.evaluation import Evaluation
 from runtime.training.inputs import Inputs
 from runtime.training.limits import Request
 from runtime.training.metrics import ratio
@@ -44,6 +48,25 @@ class Packed:
         """The run's entries by row length."""
         return named_specs(config, config.train.masks, lambda spec: spec.Q_LEN)
 
+    def preparation(self, config: PackedConfig) -> Preparation:
+        """Tokens alone: the model that is trained also wrote the missing answers."""
+        devices = config.run.devices.split(",")
+        placement = place(devices[0], dtype=config.target.dtype, threads=config.run.threads)
+        specs = self.specs(config)
+        request = Request(config=config, specs=specs, placement=placement, ranks=len(devices))
+        check_request(request)
+        return Preparation(
+            config=config,
+            placement=placement,
+            context=max(specs),
+            num_features=0,
+            stores=False,
+            fit=lambda: check_request(
+                replace(request, outline=outline_target(config.target.model))
+            ),
+            check=lambda target: None,
+        )
+
     def check(
         self,
         config: PackedConfig,
@@ -55,6 +78,15 @@ class Packed:
         del dataset
         specs = self.specs(config)
         check_request(Request(config=config, specs=specs, placement=placement, ranks=ranks))
+
+    def evaluate(self, config: PackedConfig, folder: str | Path | None) -> Evaluation:
+        """The loss on held-out documents."""
+        return evaluate(config, folder)
+
+    def uses(self, folder: Path) -> tuple[str, ...]:
+        """Nothing of this project: transformers and every server of it take the folder."""
+        del folder
+        return ()
 
     def check_export(self, config: PackedConfig) -> None:
         """Nothing: a model is served as it was."""

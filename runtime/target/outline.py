@@ -147,13 +147,15 @@ class TargetOutline:
         )
 
     def default_layer_ids(self, count: int) -> tuple[int, ...]:
-        """Spread ``count`` feature layers over the model.
+        """Spread ``count`` feature layers over the model, none where it is 0.
 
         Raises:
             ConfigError: The model has too few layers for ``count`` different ones.
 
         Source: DFlash, arXiv 2602.06036 (as its public trainers round it).
         """
+        if count == 0:
+            return ()
         if count == 1:
             return (self.num_layers // 2,)
         last = self.num_layers - 3

@@ -15,8 +15,10 @@ from maskgen.entry import MaskEntry
 from maskgen.mask_spec import MaskSpec
 from runtime.config import Config
 from runtime.data.dataset import Dataset
+from runtime.data.preparation import Preparation
 from runtime.ranks.devices import Placement
 from runtime.static.step import Objective
+from runtime.training.evaluation import Evaluation
 from runtime.training.inputs import Inputs, Rows
 from runtime.training.plots import Plot
 from runtime.training.saved_state import Checkpoint
@@ -106,6 +108,14 @@ class Method(Protocol[C]):
         """
         ...
 
+    def preparation(self, config: C) -> Preparation:
+        """What ``runtime.prepare`` makes of the prompts.
+
+        Raises:
+            ConfigError: A setting cannot be met.
+        """
+        ...
+
     def check(
         self, config: C, placement: Placement, ranks: int, dataset: Dataset | None = None
     ) -> None:
@@ -172,6 +182,23 @@ class Method(Protocol[C]):
             totals: The sums over an interval, by name, and the step's counters.
             steps: Of the interval.
         """
+        ...
+
+    def evaluate(self, config: C, folder: str | Path | None) -> Evaluation:
+        """Measure a product on held-out data.
+
+        Args:
+            config: The run file.
+            folder: The product; the run's own if left out.
+
+        Raises:
+            CheckpointError: There is none.
+            NoSamplesError: There are no held-out data for it.
+        """
+        ...
+
+    def uses(self, folder: Path) -> Sequence[str]:
+        """Commands that put a product to use, to be shown after its evaluation."""
         ...
 
     def closing_rows(self, config: C) -> dict[str, str]:

@@ -12,12 +12,12 @@ from runtime.config import parse_config
 from runtime.data.answer_store import AnswerStore
 from runtime.data.dataset import Dataset
 from runtime.data.folder import path_of, read_meta
+from runtime.dflash.buckets import run_specs
 from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 from runtime.prepare import main
 from runtime.prompts.conversation import check_messages
 from runtime.target.model import Target
-from runtime.training.inputs import run_specs
 from tests.runtime.tiny_text import byte_target
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"

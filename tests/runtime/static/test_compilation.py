@@ -6,7 +6,8 @@ import torch._dynamo
 
 from runtime.dflash.drafter import Drafter, DraftLayer
 from runtime.dflash.loss import head_loss
-from runtime.static.compilation import compiled_objective, size_recompile_limits
+from runtime.dflash.objective import compiled_loss
+from runtime.static.compilation import size_recompile_limits
 from runtime.static.torch_internals import (
     compile_cache_counts,
     compiles_told,
@@ -73,8 +74,8 @@ def test_each_layer_and_the_loss_are_compiled_whole_and_for_one_shape(monkeypatc
         torch, "compile", lambda *given, **options: functions.append((*given, options)) or "made"
     )
     drafter = Drafter(make_config(num_hidden_layers=3))
-    objective = compiled_objective(drafter)
+    loss_of = compiled_loss(drafter)
     whole = {"fullgraph": True, "dynamic": False}
     assert layers == [(layer, whole) for layer in drafter.layers]
     assert functions == [(head_loss, whole)]
-    assert objective.keywords == {"head_loss": "made"}
+    assert loss_of.keywords == {"head_loss": "made"}
