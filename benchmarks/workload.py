@@ -159,6 +159,7 @@ class RandomTrainee:
     """A drafter of random weights over random features, as a ``Trainee`` without data."""
 
     remote_targets = ()
+    memory_hint = "take a smaller size"
     published = MappingProxyType({})
 
     def __init__(self, size: Size, target: FrozenTarget) -> None:

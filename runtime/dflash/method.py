@@ -16,7 +16,6 @@ from runtime.data.preparation import Preparation
 from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import EXPORT, Request, check_request
 from runtime.dflash.embedding import fed_scale, serving_note
-from runtime.dflash.evaluation import evaluate
 from runtime.dflash.folder import is_of
 from runtime.dflash.initialise import initial_drafter
 from runtime.dflash.preparation import preparation
@@ -96,6 +95,9 @@ class DFlash:
 
     def evaluate(self, config: DFlashConfig, folder: str | Path | None) -> Evaluation:
         """Draft and verify on held-out prompts."""
+        # Loads transformers, which data that are up to date need not wait for.
+        from runtime.dflash.evaluation import evaluate
+
         return evaluate(config, folder)
 
     def uses(self, folder: Path) -> tuple[str, ...]:

@@ -35,6 +35,10 @@ class DrafterTrainee:
         weights: To start from; on the leading process of a run that begins.
     """
 
+    memory_hint = (
+        "lower train.global_batch, the number of anchors, or the largest context in [masks]"
+    )
+
     def __init__(
         self,
         *,

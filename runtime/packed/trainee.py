@@ -31,6 +31,7 @@ class PackedTrainee:
     """
 
     sums = SUMS
+    memory_hint = "lower train.global_batch, or the longest rows in [masks]"
     remote_targets: Sequence[RemoteTarget] = ()
 
     def __init__(self, *, config: PackedConfig, inputs: Inputs, target: Target) -> None:

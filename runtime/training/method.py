@@ -34,6 +34,8 @@ class Trainee(Protocol):
     """Names of an objective's sums; the first is the loss, the second its weight."""
     published: Mapping[str, Any]
     """What ``export`` needs beside the weights, as JSON; kept in every checkpoint."""
+    memory_hint: str
+    """What to lower where a device runs out of memory."""
     remote_targets: Sequence[RemoteTarget]
     """Models on devices of their own that fill a slot's ``features``; mostly none."""
 

@@ -20,8 +20,6 @@ from runtime.training.method import Trainee
 from runtime.training.outcome import StepCounts, step_counts
 from runtime.training.saved_state import MASTER
 
-MEMORY_HINT = "lower train.global_batch, or the largest entries of [masks]"
-
 
 class Replica:
     """One device's share of a data-parallel run.
@@ -82,7 +80,7 @@ class Replica:
             length: (f"{entries[length].name} on {self.device}", step)
             for length, step in self.train_steps.items()
         }
-        self.steps = StepSet(steps, self.pool, memory_hint=MEMORY_HINT)
+        self.steps = StepSet(steps, self.pool, memory_hint=trainee.memory_hint)
 
     def prepare(self, report: Callable[[str], None]) -> None:
         """Warm up and capture every bucket, largest first, on the calling thread.

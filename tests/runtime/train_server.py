@@ -13,11 +13,13 @@ import time
 import matplotlib.pyplot  # noqa: F401
 
 import runtime.dflash.initialise
+import runtime.dflash.trainee
 import runtime.evaluate
 import runtime.export
 import runtime.static.artifacts
 import runtime.target.model
 import runtime.training.inputs
+import runtime.training.job
 import runtime.training.picture
 import runtime.training.recorder
 from runtime.static.graph import StaticStep
@@ -29,7 +31,7 @@ PHASES = {
     "warm-up": (StaticStep, "warm_up", 60.0),
     "pause": (runtime.target.model.Target, "load", 1.0),
     "save": (runtime.training.recorder, "save_checkpoint", 1.0),
-    "export": (runtime.export, "save_published", 60.0),
+    "export": (runtime.dflash.trainee, "save_published", 60.0),
 }
 
 

@@ -26,7 +26,7 @@ UNASKED = {}.__getitem__
 
 def save(root, step, fingerprint=OURS, keep=99, value=None):
     state = {"x": torch.tensor(float(step if value is None else value))}
-    return save_checkpoint(root, state, step=step, fingerprint=fingerprint, drafter={}, keep=keep)
+    return save_checkpoint(root, state, step=step, fingerprint=fingerprint, published={}, keep=keep)
 
 
 def damage(folder, name="state.safetensors"):
@@ -121,7 +121,7 @@ def left_by_a_killed_save(root, step, *, new=None, old=None, damaged=()):
             folder = (staging if which == "new" else staging / "replaced") / name(step)
             folder.parent.mkdir(parents=True, exist_ok=True)
             state = {"x": torch.tensor(float(value))}
-            write_checkpoint(folder, state, step=step, fingerprint=OURS, drafter={})
+            write_checkpoint(folder, state, step=step, fingerprint=OURS, published={})
             if which in damaged:
                 damage(folder)
     staging.mkdir(exist_ok=True)

@@ -202,7 +202,8 @@ def test_out_of_memory_in_the_warm_up(tmp_path):
     trainer = ready(tmp_path)
     fault = Fault(0, torch.OutOfMemoryError(TOO_LITTLE))
     trainer.replicas[0].steps[32].fn = fault
-    wanted = rf"cannot warm up ctx32 on cpu: {TOO_LITTLE}; lower train\.global_batch, .*anchors"
+    hint = r"lower train\.global_batch, .*anchors"
+    wanted = rf"cannot warm up dflash/ctx32 on cpu: {TOO_LITTLE}; {hint}"
     with pytest.raises(CaptureError, match=wanted):
         trainer.prepare()
     trainer.teardown()
@@ -229,7 +230,9 @@ def test_out_of_memory_in_the_run(tmp_path):
     fault = Fault(4, torch.OutOfMemoryError(TOO_LITTLE))
     for step in trainer.replicas[0].steps.values():
         step.fn = before(step.fn, fault)
-    wanted = rf"after step 4: cannot run ctx\d+ on cpu: {TOO_LITTLE}; lower train\.global_batch"
+    wanted = (
+        rf"after step 4: cannot run dflash/ctx\d+ on cpu: {TOO_LITTLE}; lower train\.global_batch"
+    )
     assert run_into(trainer, fault, WorkerError, wanted) == 4
 
 
@@ -526,5 +529,5 @@ def test_out_of_memory_while_loading_is_one_line(root, monkeypatch):
 
     monkeypatch.setattr(Target, "load", too_large)
     result = call(train_command, root, "--set", f"run.folder={root}/memory", code=1)
-    assert f"\nError: out of memory: {TOO_LITTLE} (runtime/training/job.py:" in result.stderr
+    assert f"\nError: out of memory: {TOO_LITTLE} (runtime/dflash/method.py:" in result.stderr
     assert result.stderr.endswith("fewer anchors, shorter contexts, a smaller batch or target\n")

@@ -169,7 +169,7 @@ def test_data_without_a_supervised_token_teach_nothing_and_say_so(root, monkeypa
     run = Run(root, f"empty-{devices}", "--devices", devices, steps=5)
     for _ in range(2):
         said = run(code=1)
-        assert "nothing was learned in 5 steps, and no drafter is exported: 5 had no super" in said
+        assert "nothing was learned in 5 steps, and nothing is exported: 5 had no super" in said
         assert not run.exported
     said = command(export, *options(root, f"empty-{devices}"), code=1).stderr
     assert "nothing was learned up to step 5" in said

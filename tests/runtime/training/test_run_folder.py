@@ -62,7 +62,7 @@ def test_reports_and_places_may_change(folder):
         ({"train": {"steps": 7, "log_every": 5}}, "train.steps 6 -> 7"),
         (
             {"train": {"lr": 5e-4}, "target": {"model": "b"}, "drafter": {"num_layers": 3}},
-            "drafter.num_layers 4 -> 3, train.lr 0.01 -> 0.0005",
+            "train.lr 0.01 -> 0.0005, drafter.num_layers 4 -> 3",
         ),
         (
             {"run": {"seed": 2}, "train": dict.fromkeys(("lr", "beta1", "beta2", "clip"), 0.5)},

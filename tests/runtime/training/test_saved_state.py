@@ -20,7 +20,7 @@ DRAFTER = {"block_size": 4, "feature_scale": [0.5, 2.0]}
 def write(root, step=12, **state):
     folder = root / folder_name(step)
     write_checkpoint(
-        folder, state or {"x": torch.ones(3)}, step=step, fingerprint="f" * 64, drafter=DRAFTER
+        folder, state or {"x": torch.ones(3)}, step=step, fingerprint="f" * 64, published=DRAFTER
     )
     return folder
 
@@ -63,10 +63,10 @@ def test_a_checkpoint_says_what_it_is_of(tmp_path):
     meta = json.loads((folder / "meta.json").read_text())
     del meta["document_sha256"]
     assert meta == {
-        "format": 2,
+        "format": 3,
         "step": 12,
         "fingerprint": "f" * 64,
-        "drafter": DRAFTER,
+        "published": DRAFTER,
         "sha256": sha256,
     }
 
@@ -95,11 +95,11 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path):
         ({"step": "missing"}, "it must say 'step'"),
         ({"fingerprint": "missing"}, "it must say 'fingerprint'"),
         ({"sha256": "missing"}, "it must say 'sha256'"),
-        ({"drafter": "missing"}, "it must say 'drafter'"),
+        ({"published": "missing"}, "it must say 'published'"),
         ({"step": "twelve"}, "it must say invalid literal"),
         ({"step": None}, r"it must say int\(\) argument"),
-        ({"drafter": 5}, "it must say 'int' object is not iterable"),
-        ({"drafter": "abc"}, "it must say dictionary update"),
+        ({"published": 5}, "it must say 'int' object is not iterable"),
+        ({"published": "abc"}, "it must say dictionary update"),
     ],
 )
 def test_a_meta_that_says_too_little_is_named(tmp_path, changes, said):
@@ -122,7 +122,7 @@ def test_a_meta_that_is_not_there_or_of_a_later_release_is_named(tmp_path):
     ):
         read_checkpoint(tmp_path)
     folder = write(tmp_path)
-    rewrite(folder, format=3)
+    rewrite(folder, format=4)
     with pytest.raises(
         LaterFormatError, match=r"start over with --fresh, or in another run\.folder$"
     ):
