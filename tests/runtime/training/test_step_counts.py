@@ -55,7 +55,7 @@ def test_a_run_that_changed_no_weight_says_why():
     with pytest.raises(NothingLearnedError) as caught:
         check_learned(counts(learned=0, skipped=3), 9)
     assert str(caught.value).startswith(
-        "nothing was learned in 10 steps, and no drafter is exported: 7 had no supervised token, "
+        "nothing was learned in 10 steps, and nothing is exported: 7 had no supervised token, "
         "3 a loss or gradient that was not finite."
     )
     # Too many skips are the nearer reason.
