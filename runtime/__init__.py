@@ -1,4 +1,4 @@
-"""Static-graph training of speculative drafters over prebuilt masks."""
+"""Static-graph training over prebuilt masks: of drafters, and of models on packed documents."""
 
 from flex_mask_compiler import hidden
 
