@@ -89,9 +89,10 @@ class DrafterTrainee:
         return bucket_objective(module, self.targets[index], length, entry, batch, gamma)
 
     def first_weights(self) -> Mapping[str, Tensor]:
-        """What ``initial_drafter`` made."""
-        assert self._weights is not None, "they are made where a run begins"
-        return self._weights
+        """What ``initial_drafter`` made; kept no longer, since it lies on the target's device."""
+        weights, self._weights = self._weights, None
+        assert weights is not None, "they are made where a run begins, and taken once"
+        return weights
 
     def fill(self, tensors: Mapping[str, Tensor], row: int, number: int, *, epoch: int) -> None:
         """Write a sample, and its layout or its anchors, into one row; see ``Trainee.fill``."""
