@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from maskgen.build import build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
 from runtime.dflash.drafter import Drafter, DrafterConfig, backward_stages
-from runtime.dflash.objective import DraftObjective, sum_names
+from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
 from runtime.dflash.settings import DFlashTrain
 from runtime.dflash.trainee import bucket_objective
 from runtime.ranks.collectives import Group
@@ -165,6 +166,7 @@ class RandomTrainee:
     def __init__(self, size: Size, target: FrozenTarget) -> None:
         self.size = size
         self.target = target
+        self.losses: dict[Drafter, Any] = {}
         self.sums = sum_names(size.draft_block_size)
 
     def module(self, device: torch.device) -> Drafter:
@@ -180,7 +182,12 @@ class RandomTrainee:
     ) -> DraftObjective:
         """The loss of one bucket."""
         del index
-        return bucket_objective(module, self.target, length, entry, batch, gamma=4.0)
+        if module not in self.losses:
+            self.losses[module] = loss_on_device(module)
+        loss_of = self.losses[module]
+        return bucket_objective(
+            module, self.target, length, entry, batch, gamma=4.0, loss_of=loss_of
+        )
 
 
 def make_replica(

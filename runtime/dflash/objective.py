@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import HeadLoss, block_targets, head_loss
-from runtime.static.attention import Attention
+from runtime.static.attention import Attention, backend_of
 from runtime.static.buffers import Field
 from runtime.static.masks import BucketMasks
 from runtime.target.frozen import FrozenTarget
@@ -128,6 +128,12 @@ def _sums(loss: Tensor, correct: Tensor, weights: Tensor, n_valid: Tensor, kept:
         )
     )
     return torch.cat((singles, correct.sum(dim=(0, 1)), trained.sum(dim=(0, 1))))
+
+
+def loss_on_device(drafter: Drafter) -> Callable[..., HeadLoss]:
+    """``draft_loss`` as the steps of a drafter's device take it: compiled where it attends so."""
+    compiled = backend_of(drafter.fc.weight.device).compiled
+    return compiled_loss(drafter) if compiled else draft_loss
 
 
 def compiled_loss(drafter: Drafter) -> Callable[..., HeadLoss]:

@@ -1,6 +1,6 @@
 """A drafter in training: its network, the target's frozen parts, and how samples become rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from runtime.dflash.buckets import context_of
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.drafter import Drafter, backward_stages
 from runtime.dflash.folder import target_record
-from runtime.dflash.objective import DraftObjective, compiled_loss, draft_loss, sum_names
+from runtime.dflash.loss import HeadLoss
+from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
 from runtime.dflash.published import FEATURE_SCALE, TARGET, save_published
 from runtime.dflash.settings import DFlashConfig
 from runtime.errors import SampleTooLongError
@@ -61,6 +62,7 @@ class DrafterTrainee:
             TARGET: target_record(inputs.dataset.meta),
         }
         self._weights = weights
+        self._losses: dict[nn.Module, Callable[..., HeadLoss]] = {}
         self._choosers = {
             context_of(entry.spec): LayoutChooser(
                 entry.params["anchors"].numpy(),
@@ -85,8 +87,17 @@ class DrafterTrainee:
     ) -> DraftObjective:
         """The loss of one bucket, see ``Trainee.objective``."""
         assert isinstance(module, Drafter)
-        gamma = self.config.train.gamma
-        return bucket_objective(module, self.targets[index], length, entry, batch, gamma)
+        if module not in self._losses:
+            self._losses[module] = loss_on_device(module)
+        return bucket_objective(
+            module,
+            self.targets[index],
+            length,
+            entry,
+            batch,
+            gamma=self.config.train.gamma,
+            loss_of=self._losses[module],
+        )
 
     def first_weights(self) -> Mapping[str, Tensor]:
         """What ``initial_drafter`` made; kept no longer, since it lies on the target's device."""
@@ -135,9 +146,11 @@ def bucket_objective(
     context: int,
     entry: MaskEntry,
     batch: int,
+    *,
     gamma: float,
+    loss_of: Callable[..., HeadLoss],
 ) -> DraftObjective:
-    """The loss of one bucket with its masks, on the drafter's device; compiled on a GPU.
+    """The loss of one bucket with its masks, on the drafter's device.
 
     Args:
         drafter: The network.
@@ -146,6 +159,7 @@ def bucket_objective(
         entry: The bucket's mask.
         batch: Rows of a step.
         gamma: Loss decay.
+        loss_of: One for all buckets of a drafter, see ``loss_on_device``.
     """
     device = drafter.fc.weight.device
     anchors = entry.bucket.Q_LEN // drafter.config.draft_block_size
@@ -157,5 +171,5 @@ def bucket_objective(
         masks=masks,
         context=context,
         gamma=gamma,
-        loss_of=compiled_loss(drafter) if masks.backend.compiled else draft_loss,
+        loss_of=loss_of,
     )

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from maskgen.entry import MaskEntry
 from runtime.errors import SampleTooLongError
 from runtime.packed.model import backward_stages, compile_layers, layers_path, trainable
-from runtime.packed.objective import SUMS, PackedObjective, summed_loss
+from runtime.packed.objective import SUMS, LossOf, PackedObjective, summed_loss
 from runtime.packed.packing import PackedRows
 from runtime.packed.published import save_model
 from runtime.packed.settings import PackedConfig
+from runtime.static.attention import Backend
 from runtime.static.masks import BucketMasks
 from runtime.target.model import Target
 from runtime.training.inputs import Inputs
@@ -42,6 +43,7 @@ class PackedTrainee:
         self.target = target
         self.model = trainable(target)
         self.layers = layers_path(target)
+        self._losses: dict[nn.Module, LossOf] = {}
         self.published: Mapping[str, Any] = {"model": target.name, "digest": target.digest}
 
     def module(self, device: torch.device) -> nn.Module:
@@ -56,17 +58,24 @@ class PackedTrainee:
     def objective(
         self, module: nn.Module, length: int, entry: MaskEntry, batch: int, index: int
     ) -> PackedObjective:
-        """The loss of one row length; compiled on a GPU."""
+        """The loss of one row length."""
         del index
         device = next(module.parameters()).device
         # The start of each document, of the rest of the row, and the row's end.
         offsets = self.config.packed.max_documents + 2
         masks = BucketMasks(entry, batch, device, {"doc_offsets": (offsets,)})
-        loss_of = summed_loss
-        if masks.backend.compiled:
-            compile_layers(module, self.layers)
-            loss_of = torch.compile(summed_loss, fullgraph=True, dynamic=False)
+        if module not in self._losses:
+            self._losses[module] = self._loss_on(module, masks.backend)
+        loss_of = self._losses[module]
         return PackedObjective(model=module, masks=masks, length=length, loss_of=loss_of)
+
+    def _loss_on(self, module: nn.Module, backend: Backend) -> LossOf:
+        """One loss for all buckets of a device; compiled, and the layers too, where it must be."""
+        if not backend.compiled:
+            return summed_loss
+        compile_layers(module, self.layers)
+        loss: LossOf = torch.compile(summed_loss, fullgraph=True, dynamic=False)
+        return loss
 
     def first_weights(self) -> Mapping[str, Tensor]:
         """The model's own."""
