@@ -23,7 +23,7 @@ from runtime.errors import ConfigError, DatasetError, NoSamplesError
 from runtime.prompts.counts import Counts, ordered
 from runtime.prompts.records import Record, open_prompts, read_records
 from runtime.prompts.template import TemplateChoice
-from runtime.ranks.devices import Placement, enter_thread
+from runtime.ranks.devices import Placement, enter_thread, place
 from runtime.target.files import find_target
 from runtime.target.model import Target
 
@@ -185,6 +185,29 @@ class Preparation:
             "places": dict(sorted(counts.places.items())),
             "noted": ordered(counts.noted),
         }
+
+
+def tokens_only(config: Config, context: int) -> Preparation:
+    """Samples of tokens, without features of the target; the first device makes them.
+
+    Args:
+        config: The run file.
+        context: Tokens of the longest sample.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
+    # One device does all the work here, so it gets the cores that workers would share.
+    device = config.run.devices.split(",")[0]
+    return Preparation(
+        config=config,
+        placement=place(device, dtype=config.target.dtype, threads=config.run.threads),
+        context=context,
+        num_features=0,
+        stores=False,
+        fit=lambda: None,
+        check=lambda target: None,
+    )
 
 
 def _kept(folder: Path, key: str) -> dict[str, Any] | None:

@@ -6,9 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from maskgen.buckets import BucketPlan
 from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
@@ -27,7 +24,8 @@ from runtime.errors import DatasetError
 from runtime.ranks.devices import Placement
 from runtime.target.model import Target
 from runtime.training.evaluation import Evaluation
-from runtime.training.inputs import Inputs, Rows
+from runtime.training.inputs import Inputs
+from runtime.training.method import Method
 from runtime.training.metrics import ratio
 from runtime.training.plots import Plot
 from runtime.training.saved_state import Checkpoint
@@ -35,7 +33,7 @@ from runtime.training.saved_state import Checkpoint
 TAU = "tau (tokens per target call)"
 
 
-class DFlash:
+class DFlash(Method[DFlashConfig]):
     """See ``runtime.training.method.Method``."""
 
     name = "dflash"
@@ -109,12 +107,6 @@ class DFlash:
         """Refuse entries that an exported drafter would not be served with."""
         specs = run_specs(config) if config.masks else {}
         check_request(Request(config=config, specs=specs), (EXPORT,))
-
-    def rows(self, config: DFlashConfig, dataset: Dataset, lengths: tuple[int, ...]) -> Rows:
-        """Every sample is a row, of the smallest bucket that takes it."""
-        del config
-        tokens = np.asarray(dataset.lengths, dtype=np.int64)
-        return Rows(lengths=tokens, buckets=BucketPlan(lengths).buckets_of(tokens))
 
     def load(
         self,

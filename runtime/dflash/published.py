@@ -25,9 +25,9 @@ from runtime.dflash.folder import (
     read_network,
     replace_files,
 )
-from runtime.errors import CheckpointError, NothingLearnedError
+from runtime.errors import CheckpointError
 from runtime.files.tensors import save_tensors
-from runtime.training.saved_state import Checkpoint, master_weights
+from runtime.training.saved_state import Checkpoint
 
 SERVED_DTYPES = {"torch.bfloat16", "torch.float16", "torch.float32"}
 """Of weights; any other is a number that a missing scale belongs to."""
@@ -151,13 +151,7 @@ def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> Path:
     published = dict(checkpoint.published)
     scale = torch.tensor(published.pop(FEATURE_SCALE), dtype=torch.float32, device="cpu")
     target = published.pop(TARGET, None)
-    state = checkpoint.load()
-    if "step" in state and state["step"] == 0:
-        raise NothingLearnedError(
-            f"nothing was learned up to step {checkpoint.step} of {checkpoint.folder}: its weights "
-            "are those that the run began with"
-        )
-    weights = master_weights(state)
+    weights = checkpoint.learned_weights()
     network = DrafterConfig.from_published(published)
     note = serving_note(network)
     if note is not None:

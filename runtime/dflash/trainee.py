@@ -21,11 +21,12 @@ from runtime.errors import SampleTooLongError
 from runtime.static.masks import BucketMasks
 from runtime.target.frozen import FrozenTarget
 from runtime.training.inputs import Inputs
+from runtime.training.method import Trainee
 from runtime.training.target_worker import RemoteTarget
 
 
-class DrafterTrainee:
-    """What ``runtime.training.method.Trainee`` asks for, of a DFlash drafter.
+class DrafterTrainee(Trainee):
+    """A DFlash drafter as a ``Trainee``.
 
     Args:
         config: The run file.

@@ -2,31 +2,30 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
-from runtime.data.preparation import Preparation
-from runtime.errors import NothingLearnedError
+from runtime.data.preparation import Preparation, tokens_only
 from runtime.packed.evaluation import evaluate
 from runtime.packed.limits import check_request
 from runtime.packed.packing import PackedRows, pack
 from runtime.packed.published import is_of, save_model
 from runtime.packed.settings import PackedConfig
 from runtime.packed.trainee import PackedTrainee
-from runtime.ranks.devices import Placement, place
+from runtime.ranks.devices import Placement
 from runtime.target.model import Target, outline_target
-from runtime.training.entries import named_specs
 from runtime.training.evaluation import Evaluation
 from runtime.training.inputs import Inputs
 from runtime.training.limits import Request
+from runtime.training.method import Method
 from runtime.training.metrics import ratio
 from runtime.training.plots import Plot
-from runtime.training.saved_state import Checkpoint, master_weights
+from runtime.training.saved_state import Checkpoint
 
 
-class Packed:
+class Packed(Method[PackedConfig]):
     """See ``runtime.training.method.Method``."""
 
     name = "packed"
@@ -44,28 +43,13 @@ class Packed:
     )
     legend = "loss: mean cross entropy of the predicted tokens, in nats"
 
-    def specs(self, config: PackedConfig) -> dict[int, MaskSpec]:
-        """The run's entries by row length."""
-        return named_specs(config, config.train.masks, lambda spec: spec.Q_LEN)
-
     def preparation(self, config: PackedConfig) -> Preparation:
         """Tokens alone: the model that is trained also wrote the missing answers."""
-        devices = config.run.devices.split(",")
-        placement = place(devices[0], dtype=config.target.dtype, threads=config.run.threads)
-        specs = self.specs(config)
-        request = Request(config=config, specs=specs, placement=placement, ranks=len(devices))
+        specs, devices = self.specs(config), config.run.devices.split(",")
+        made = tokens_only(config, max(specs))
+        request = Request(config=config, specs=specs, placement=made.placement, ranks=len(devices))
         check_request(request)
-        return Preparation(
-            config=config,
-            placement=placement,
-            context=max(specs),
-            num_features=0,
-            stores=False,
-            fit=lambda: check_request(
-                replace(request, outline=outline_target(config.target.model))
-            ),
-            check=lambda target: None,
-        )
+        return replace(made, fit=partial(_check_outline, request))
 
     def check(
         self,
@@ -82,15 +66,6 @@ class Packed:
     def evaluate(self, config: PackedConfig, folder: str | Path | None) -> Evaluation:
         """The loss on held-out documents."""
         return evaluate(config, folder)
-
-    def uses(self, folder: Path) -> tuple[str, ...]:
-        """Nothing of this project: transformers and every server of it take the folder."""
-        del folder
-        return ()
-
-    def check_export(self, config: PackedConfig) -> None:
-        """Nothing: a model is served as it was."""
-        del config
 
     def rows(self, config: PackedConfig, dataset: Dataset, lengths: tuple[int, ...]) -> PackedRows:
         """Pack all samples, the same way on every process and at every resume."""
@@ -131,25 +106,19 @@ class Packed:
             "documents_per_step": totals["documents"] / max(steps, 1),
         }
 
-    def closing_rows(self, config: PackedConfig) -> dict[str, str]:
-        """Nothing beside the rest."""
-        del config
-        return {}
-
     def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:
         """Write a checkpoint's model, with the config and the tokenizer of the one it began as."""
-        state = checkpoint.load()
-        if "step" in state and state["step"] == 0:
-            raise NothingLearnedError(
-                f"nothing was learned up to step {checkpoint.step} of {checkpoint.folder}: its "
-                "weights are those that the run began with"
-            )
+        weights = checkpoint.learned_weights()
         target = Target.load(checkpoint.published["model"], device="cpu", dtype="float32")
-        return save_model(folder, target, master_weights(state), checkpoint.run)
+        return save_model(folder, target, weights, checkpoint.run)
 
     def is_of(self, folder: Path, run: Mapping[str, Any]) -> bool:
         """Whether a whole model of this run and step lies in a folder."""
         return is_of(folder, run)
+
+
+def _check_outline(request: Request) -> None:
+    check_request(replace(request, outline=outline_target(request.config.target.model)))
 
 
 METHOD = Packed()

@@ -1,7 +1,7 @@
 """A causal LM in training on packed documents."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from runtime.static.attention import Backend
 from runtime.static.masks import BucketMasks
 from runtime.target.model import Target
 from runtime.training.inputs import Inputs
-from runtime.training.target_worker import RemoteTarget
+from runtime.training.method import Trainee
 
 
-class PackedTrainee:
-    """What ``runtime.training.method.Trainee`` asks for, of a Hugging Face causal LM.
+class PackedTrainee(Trainee):
+    """A Hugging Face causal LM as a ``Trainee``.
 
     Args:
         config: The run file.
@@ -32,8 +32,6 @@ class PackedTrainee:
     """
 
     sums = SUMS
-    memory_hint = "lower train.global_batch, or the longest rows in [masks]"
-    remote_targets: Sequence[RemoteTarget] = ()
 
     def __init__(self, *, config: PackedConfig, inputs: Inputs, target: Target) -> None:
         assert isinstance(inputs.rows, PackedRows)

@@ -1,7 +1,7 @@
 """What a run trains on: data, masks and buckets, checked against each other, and a fingerprint."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cache
+from maskgen.buckets import BucketPlan
 from maskgen.entry import MaskEntry
 from maskgen.mask_spec import MaskSpec
 from runtime.config import Config, shaping_settings
@@ -28,6 +29,20 @@ class Rows:
     """Tokens of each row, ``[n]``."""
     buckets: NDArray[np.int64]
     """Length of the bucket of each row, ``[n]``."""
+
+
+def sample_rows(dataset: Dataset, lengths: Sequence[int]) -> Rows:
+    """A row for every sample, of the smallest bucket that takes it.
+
+    Args:
+        dataset: The samples.
+        lengths: Of the buckets, ascending.
+
+    Raises:
+        DatasetError: A sample fits no bucket.
+    """
+    tokens = np.asarray(dataset.lengths, dtype=np.int64)
+    return Rows(lengths=tokens, buckets=BucketPlan(tuple(lengths)).buckets_of(tokens))
 
 
 @dataclass(frozen=True, kw_only=True)

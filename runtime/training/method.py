@@ -2,7 +2,7 @@
 
 A ``Method`` answers for a run file before anything is loaded. It loads a ``Trainee``: the module,
 its loss, its rows, and what is published. Threads, ranks, graphs, checkpoints, resumes and metrics
-are the run's, and the same for all.
+are the run's, and the same for all. A class that inherits from them gets what most methods do.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,14 @@ from maskgen.entry import MaskEntry
 from maskgen.mask_spec import MaskSpec
 from runtime.config import Config
 from runtime.data.dataset import Dataset
-from runtime.data.preparation import Preparation
+from runtime.data.preparation import Preparation, tokens_only
 from runtime.ranks.devices import Placement
 from runtime.static.step import Objective
+from runtime.training.entries import named_specs
 from runtime.training.evaluation import Evaluation
-from runtime.training.inputs import Inputs, Rows
+from runtime.training.inputs import Inputs, Rows, sample_rows
+from runtime.training.limits import COMMON, Request, check_limits
+from runtime.training.metrics import ratio
 from runtime.training.plots import Plot
 from runtime.training.saved_state import Checkpoint
 from runtime.training.target_worker import RemoteTarget
@@ -30,13 +33,13 @@ C = TypeVar("C", bound=Config, contravariant=True)
 class Trainee(Protocol):
     """What a run trains, loaded, with all that its steps read beside it."""
 
-    sums: tuple[str, ...]
+    sums: tuple[str, ...] = ("loss", "weight")
     """Names of an objective's sums; the first is the loss, the second its weight."""
     published: Mapping[str, Any]
     """What ``export`` needs beside the weights, as JSON; kept in every checkpoint."""
-    memory_hint: str
+    memory_hint: str = "lower train.global_batch, or the longest rows in [masks]"
     """What to lower where a device runs out of memory."""
-    remote_targets: Sequence[RemoteTarget]
+    remote_targets: Sequence[RemoteTarget] = ()
     """Models on devices of their own that fill a slot's ``features``; mostly none."""
 
     def module(self, device: device) -> nn.Module:
@@ -44,8 +47,11 @@ class Trainee(Protocol):
         ...
 
     def stages(self, module: nn.Module) -> list[list[str]]:
-        """All parameter names in groups, in the order in which the backward pass is done."""
-        ...
+        """All parameter names in groups, in the order in which the backward pass is done.
+
+        One group unless said otherwise: then no gradient travels before the last is computed.
+        """
+        return [[name for name, _ in module.named_parameters()]]
 
     def objective(
         self, module: nn.Module, length: int, entry: MaskEntry, batch: int, index: int
@@ -91,9 +97,9 @@ class Method(Protocol[C]):
     """As ``run.method`` spells it."""
     product: str
     """What a run leaves, and the folder's name in the run folder."""
-    plots: Sequence[Plot]
+    plots: Sequence[Plot] = (Plot(key="loss", axis="loss", short="loss"),)
     """What of a metrics row people see, in the log and in the picture; the loss first."""
-    legend: str
+    legend: str = ""
     """What the lines of a run do not say of themselves."""
 
     @property
@@ -102,21 +108,21 @@ class Method(Protocol[C]):
         ...
 
     def specs(self, config: C) -> dict[int, MaskSpec]:
-        """The run's mask entries by bucket length, ascending.
+        """The run's mask entries by bucket length, ascending: those that ``train.masks`` names.
 
         Raises:
             ConfigError: ``[masks]`` has none for it.
             MaskSpecError: ``[masks]`` is wrong.
         """
-        ...
+        return named_specs(config, config.train.masks, lambda spec: spec.Q_LEN)
 
     def preparation(self, config: C) -> Preparation:
-        """What ``runtime.prepare`` makes of the prompts.
+        """What ``runtime.prepare`` makes of the prompts: tokens only, unless said otherwise.
 
         Raises:
             ConfigError: A setting cannot be met.
         """
-        ...
+        return tokens_only(config, max(self.specs(config)))
 
     def check(
         self, config: C, placement: Placement, ranks: int, dataset: Dataset | None = None
@@ -133,10 +139,12 @@ class Method(Protocol[C]):
             ConfigError: A setting cannot be met.
             DatasetError: The data are of other settings.
         """
-        ...
+        del dataset
+        specs = self.specs(config)
+        check_limits(COMMON, Request(config=config, specs=specs, placement=placement, ranks=ranks))
 
     def rows(self, config: C, dataset: Dataset, lengths: tuple[int, ...]) -> Rows:
-        """Arrange samples into rows of buckets.
+        """Arrange samples into rows of buckets: a row each, unless said otherwise.
 
         Args:
             config: The run file.
@@ -146,7 +154,8 @@ class Method(Protocol[C]):
         Raises:
             DatasetError: A sample fits no bucket.
         """
-        ...
+        del config
+        return sample_rows(dataset, lengths)
 
     def load(
         self,
@@ -184,7 +193,8 @@ class Method(Protocol[C]):
             totals: The sums over an interval, by name, and the step's counters.
             steps: Of the interval.
         """
-        ...
+        del steps
+        return {"loss": ratio(totals["loss"], totals["weight"])}
 
     def evaluate(self, config: C, folder: str | Path | None) -> Evaluation:
         """Measure a product on held-out data.
@@ -201,11 +211,13 @@ class Method(Protocol[C]):
 
     def uses(self, folder: Path) -> Sequence[str]:
         """Commands that put a product to use, to be shown after its evaluation."""
-        ...
+        del folder
+        return ()
 
     def closing_rows(self, config: C) -> dict[str, str]:
         """What a run's closing table says of the method's settings."""
-        ...
+        del config
+        return {}
 
     def check_export(self, config: C) -> None:
         """Refuse a run file whose product nobody could use.
@@ -213,7 +225,7 @@ class Method(Protocol[C]):
         Raises:
             ConfigError: What was trained is not what is exported.
         """
-        ...
+        del config
 
     def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:
         """Write a checkpoint's product, as ``Trainee.export`` does.

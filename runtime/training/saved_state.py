@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cache.atomic import write_synced
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, NothingLearnedError
 from runtime.files.digests import State, file_state, sha256_of_file
 from runtime.files.sealed import DamagedError, read_sealed, seal
 from runtime.files.tensors import save_tensors
@@ -87,6 +87,21 @@ class Checkpoint:
             return state
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+    def learned_weights(self) -> dict[str, Tensor]:
+        """Read the fp32 weights, by parameter name.
+
+        Raises:
+            CheckpointError: As ``load``.
+            NothingLearnedError: They are those that the run began with.
+        """
+        state = self.load()
+        if "step" in state and state["step"] == 0:
+            raise NothingLearnedError(
+                f"nothing was learned up to step {self.step} of {self.folder}: its weights are "
+                "those that the run began with"
+            )
+        return master_weights(state)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
