@@ -178,7 +178,7 @@ def test_a_checkpoint(tmp_path, disk):
             {"x": torch.ones(3)},
             step=step,
             fingerprint="f",
-            drafter={},
+            published={},
             keep=5,
         )
     disk.check("step-00000001", "step-00000002")
