@@ -91,14 +91,14 @@ class RunConfig:
     folder: str = setting("runs/run", shapes=False)
     """Folder of metrics, checkpoints, pictures and what a run exports."""
     seed: int = setting(1, at_least=0, at_most=2**63 - 1)
-    """Keys every draw: initialisation, sample order, layouts, anchors."""
+    """Keys every draw: initialisation, sample order, and what a method draws."""
     devices: str = setting("auto", shapes=False)
     """Comma-separated, one worker thread each: ``cuda:0,cuda:1`` or ``cpu,cpu``. ``auto`` is
     ``cuda:0`` where there is a GPU, else ``cpu``; under torchrun a GPU for each of the host's
     processes, which share a list out evenly."""
     target_devices: str = setting("", shapes=False)
-    """Devices of frozen targets that compute features for the drafters, in threads of their own;
-    when empty each drafter's device computes its own."""
+    """Devices of frozen targets that compute features for those that train, in threads of their
+    own; when empty each device computes its own."""
     threads: int = setting(0, at_least=0, at_most=1024, shapes=False)
     """CPU threads of one worker; 0 shares the cores equally."""
 

@@ -11,14 +11,12 @@ from runtime.options import Command, config_options, overriding
 @click.command(cls=Command)
 @config_options
 @click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
-@click.option(
-    "--out", metavar="FOLDER", help="Where to write.  [default: drafter in the run folder]"
-)
+@click.option("--out", metavar="FOLDER", help="Where to write.  [default: in the run folder]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
     config_path: str, settings: tuple[str, ...], step: int | None, out: str | None, as_json: bool
 ) -> None:
-    """Write a checkpoint as a drafter folder that SGLang and vLLM serve."""
+    """Write a checkpoint as what the run leaves: of a drafter, as SGLang and vLLM serve it."""
     from runtime.methods import read_run
     from runtime.training.checkpoint import choose_checkpoint
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "--target-devices",
     help="Such as cuda:1: targets on devices of their own; overrides run.target_devices.",
 )
-@click.option("--anchors", type=click.Choice(["layouts", "data"]), help="Overrides train.anchors.")
+@click.option("--anchors", help="Of drafters, layouts or data: overrides train.anchors.")
 @click.option("--fresh", is_flag=True, help="Forget the run folder's checkpoints and start over.")
 @click.option(
     "--save-artifacts", is_flag=True, help="Save what the warm-up compiled beside the masks."
@@ -45,7 +45,7 @@ def main(
     trust_artifacts: bool,
     as_json: bool,
 ) -> None:
-    """Train a drafter: load, warm up, capture, freeze, run.
+    """Train: load, warm up, capture, freeze, run.
 
     A run that was stopped goes on from its newest checkpoint. Under torchrun the processes train
     together, and the first writes the files.

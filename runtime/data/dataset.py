@@ -46,7 +46,7 @@ class Sample:
     loss_mask: Tensor
     """uint8 ``[S]``, 1 on the tokens to be learned (answers, their end token included)."""
     prompt_len: int
-    """Leading tokens that a drafting test starts from."""
+    """Leading tokens that an evaluation which writes on starts from."""
     features: Tensor | None = None
     """Target hidden states bfloat16 ``[S, K * H]``, None where they are not stored."""
     identity: str = ""

@@ -162,12 +162,12 @@ class Preparation:
             answers=AnswerStore(config.data.answers, target.digest, dtype),
             counts=counts,
         )
-        drafts = maker.make(records)
-        if not drafts:
+        candidates = maker.make(records)
+        if not candidates:
             raise NoSamplesError(
                 f"no sample came of {len(records)} records", counts.dropped, counts.places
             )
-        return to_samples(drafts), {
+        return to_samples(candidates), {
             # Of a model of the hub more files may be there now than before it was loaded.
             "key": self._key(prompts, target.digest),
             "target": {"name": target.name, "digest": target.digest},
@@ -178,7 +178,7 @@ class Preparation:
             "layer_ids": list(maker.layer_ids),
             "features": "stored" if maker.store else "online",
             "feature_dtype": "bfloat16",
-            "feature_scale": maker.feature_scale(drafts),
+            "feature_scale": maker.feature_scale(candidates),
             "context": self.context,
             "counts": {"records": len(records)},
             "dropped": ordered(counts.dropped),

@@ -5,7 +5,7 @@ Rules, in this order:
 * A conversation that ends with the user is answered greedily; one that ends with an answer is
   taken as it is. A prompt seen before is dropped.
 * Plain text is cut into pieces of the largest context, the last one being what is left. Every
-  token of a piece but its first is supervised; a drafting test starts in its middle.
+  token of a piece but its first is supervised; an evaluation that writes on starts in its middle.
 * A sample longer than the largest context is cut, skipped or refused (``data.too_long``). A prompt
   that leaves no room for the shortest answer is dropped, or refused, as it cannot be cut.
 * A sample with fewer supervised tokens than ``data.min_answer_tokens`` is dropped.
@@ -44,7 +44,7 @@ SCALE_SAMPLES = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Draft:
+class Candidate:
     """A sample in the making."""
 
     identity: str
@@ -74,32 +74,32 @@ class SampleMaker:
     answers: AnswerStore
     counts: Counts
 
-    def make(self, records: Sequence[Record]) -> list[Draft]:
+    def make(self, records: Sequence[Record]) -> list[Candidate]:
         """All samples of the records, in their order.
 
         Raises:
             ConfigError: There are conversations, and the target has no chat template as asked.
             SampleTooLongError: A sample is too long and ``data.too_long`` is ``refuse``.
         """
-        drafts: list[Draft] = []
+        candidates: list[Candidate] = []
         seen: set[str] = set()
         template = None
         for record in records:
             if record.text is None and template is None:
                 choice = TemplateChoice.read(self.data.chat_template, self.data.template)
                 template = ChatTemplate.of(self.target.tokenizer, choice)
-            for draft in self._tokenise(record, template):
-                if draft.identity in seen:
-                    self.counts.drop("duplicate prompt", draft.source)
+            for candidate in self._tokenise(record, template):
+                if candidate.identity in seen:
+                    self.counts.drop("duplicate prompt", candidate.source)
                     continue
-                seen.add(draft.identity)
-                drafts.append(replace(draft, file=record.file))
-        drafts = [draft for draft in drafts if self._is_readable(draft)]
-        drafts = self._answer(drafts)
-        kept = [fitted for draft in drafts if (fitted := self._fit(draft)) is not None]
+                seen.add(candidate.identity)
+                candidates.append(replace(candidate, file=record.file))
+        candidates = [candidate for candidate in candidates if self._is_readable(candidate)]
+        candidates = self._answer(candidates)
+        kept = [fitted for candidate in candidates if (fitted := self._fit(candidate)) is not None]
         return self._with_features(kept) if self.store else kept
 
-    def feature_scale(self, drafts: Sequence[Draft]) -> list[float]:
+    def feature_scale(self, candidates: Sequence[Candidate]) -> list[float]:
         """Root mean square of each layer's features, K numbers.
 
         Stored features are all used, else those of the first samples; held-out ones too, so that
@@ -108,13 +108,15 @@ class SampleMaker:
         if not self.layer_ids:
             return []
         if self.store:
-            found = [draft.features for draft in drafts if draft.features is not None]
+            found = [
+                candidate.features for candidate in candidates if candidate.features is not None
+            ]
         else:
-            first = [draft.input_ids for draft in drafts[:SCALE_SAMPLES]]
+            first = [candidate.input_ids for candidate in candidates[:SCALE_SAMPLES]]
             found = features_of(self.target, self.layer_ids, first)
         return scale_of(found, len(self.layer_ids))
 
-    def _tokenise(self, record: Record, template: ChatTemplate | None) -> list[Draft]:
+    def _tokenise(self, record: Record, template: ChatTemplate | None) -> list[Candidate]:
         if record.text is not None:
             return self._cut_text(record.source, record.text)
         assert template is not None, "made with the first conversation"
@@ -127,7 +129,7 @@ class SampleMaker:
         self.counts.noted.update(conversation.notes)
         is_open = messages[-1]["role"] == "user"
         return [
-            Draft(
+            Candidate(
                 identity=_identity(messages if is_open else messages[:-1]),
                 source=record.source,
                 input_ids=conversation.input_ids,
@@ -137,7 +139,7 @@ class SampleMaker:
             )
         ]
 
-    def _cut_text(self, source: str, text: str) -> list[Draft]:
+    def _cut_text(self, source: str, text: str) -> list[Candidate]:
         """Pieces of a plain text, each begun as the tokenizer begins a text.
 
         The target reads a piece by itself, and so does a server: models that know a BOS token
@@ -149,7 +151,7 @@ class SampleMaker:
         size = self.context - len(bos)
         pieces = [bos + ids[i : i + size] for i in range(0, len(ids), size)]
         return [
-            Draft(
+            Candidate(
                 identity=_identity(piece),
                 source=source,
                 input_ids=piece,
@@ -159,45 +161,47 @@ class SampleMaker:
             for piece in pieces
         ]
 
-    def _is_readable(self, draft: Draft) -> bool:
+    def _is_readable(self, candidate: Candidate) -> bool:
         """Whether the target can be given the tokens."""
-        if not draft.input_ids:
-            self.counts.drop("no tokens", draft.source)
+        if not candidate.input_ids:
+            self.counts.drop("no tokens", candidate.source)
             return False
-        if not all(0 <= token < self.target.vocab_size for token in draft.input_ids):
-            self.counts.drop("token outside the embedding", draft.source)
+        if not all(0 <= token < self.target.vocab_size for token in candidate.input_ids):
+            self.counts.drop("token outside the embedding", candidate.source)
             return False
         return True
 
-    def _answer(self, drafts: list[Draft]) -> list[Draft]:
-        """Answer what is open; drafts that have their answers pass through in place."""
-        open_drafts: dict[int, Draft] = {}
-        finished: dict[int, Draft] = {}
-        for index, draft in enumerate(drafts):
-            if not draft.is_open:
-                finished[index] = draft
-            elif len(draft.input_ids) + self.data.min_answer_tokens <= self.context:
-                open_drafts[index] = draft
+    def _answer(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Answer what is open; what has its answer passes through in place."""
+        unanswered: dict[int, Candidate] = {}
+        finished: dict[int, Candidate] = {}
+        for index, candidate in enumerate(candidates):
+            if not candidate.is_open:
+                finished[index] = candidate
+            elif len(candidate.input_ids) + self.data.min_answer_tokens <= self.context:
+                unanswered[index] = candidate
             else:
-                self._refuse_if_asked(draft, len(draft.input_ids) + self.data.min_answer_tokens)
-                self.counts.drop("prompt too long", draft.source)
-        prompts = [draft.input_ids for draft in open_drafts.values()]
+                self._refuse_if_asked(
+                    candidate, len(candidate.input_ids) + self.data.min_answer_tokens
+                )
+                self.counts.drop("prompt too long", candidate.source)
+        prompts = [candidate.input_ids for candidate in unanswered.values()]
         # One token more than fits shows that an answer is too long.
         limits = [
             min(self.data.max_new_tokens, self.context - len(prompt) + 1) for prompt in prompts
         ]
         answers = self._generate(prompts, limits) if prompts else []
-        for (index, draft), answer in zip(open_drafts.items(), answers, strict=True):
+        for (index, candidate), answer in zip(unanswered.items(), answers, strict=True):
             self.counts.noted["answered"] += 1
             self.counts.noted["answer tokens"] += len(answer.token_ids)
             self.counts.noted["answers ended by the model"] += answer.ended
             if distinct_share(answer.token_ids) < self.data.min_distinct_4grams:
-                self.counts.drop("repetition", draft.source)
+                self.counts.drop("repetition", candidate.source)
                 continue
             finished[index] = replace(
-                draft,
-                input_ids=draft.input_ids + answer.token_ids,
-                loss_mask=draft.loss_mask + [1] * len(answer.token_ids),
+                candidate,
+                input_ids=candidate.input_ids + answer.token_ids,
+                loss_mask=candidate.loss_mask + [1] * len(answer.token_ids),
                 is_open=False,
             )
         return [finished[index] for index in sorted(finished)]
@@ -223,58 +227,61 @@ class SampleMaker:
                 found |= {missing[row]: answer for row, answer in answers.items()}
         return [found[row] for row in range(len(prompts))]
 
-    def _fit(self, draft: Draft) -> Draft | None:
+    def _fit(self, candidate: Candidate) -> Candidate | None:
         """Apply the rules on length and supervision; None when the sample is dropped."""
-        if len(draft.input_ids) > self.context:
-            self._refuse_if_asked(draft, len(draft.input_ids))
+        if len(candidate.input_ids) > self.context:
+            self._refuse_if_asked(candidate, len(candidate.input_ids))
             if self.data.too_long == "skip":
-                self.counts.drop("longer than the largest context", draft.source)
+                self.counts.drop("longer than the largest context", candidate.source)
                 return None
             self.counts.noted["cut at the largest context"] += 1
-            loss_mask = draft.loss_mask[: self.context]
-            draft = replace(
-                draft,
-                input_ids=draft.input_ids[: self.context],
+            loss_mask = candidate.loss_mask[: self.context]
+            candidate = replace(
+                candidate,
+                input_ids=candidate.input_ids[: self.context],
                 loss_mask=loss_mask,
                 prompt_len=_last_answer_start(loss_mask),
             )
-        if sum(draft.loss_mask) < self.data.min_answer_tokens:
-            self.counts.drop("too few supervised tokens", draft.source)
+        if sum(candidate.loss_mask) < self.data.min_answer_tokens:
+            self.counts.drop("too few supervised tokens", candidate.source)
             return None
-        return draft
+        return candidate
 
-    def _refuse_if_asked(self, draft: Draft, length: int) -> None:
+    def _refuse_if_asked(self, candidate: Candidate, length: int) -> None:
         if self.data.too_long == "refuse":
             raise SampleTooLongError(
-                f"{draft.source} needs at least {length} tokens, the largest context of the mask "
-                f"entries is {self.context}; set data.too_long to cut or skip, or add a larger one"
+                f"{candidate.source} needs at least {length} tokens, the largest context of the "
+                f"mask entries is {self.context}; set data.too_long to cut or skip, or add a "
+                "larger one"
             )
 
-    def _with_features(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """The drafts whose features are finite, with them."""
-        found = features_of(self.target, self.layer_ids, [draft.input_ids for draft in drafts])
+    def _with_features(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates whose features are finite, with them."""
+        found = features_of(
+            self.target, self.layer_ids, [candidate.input_ids for candidate in candidates]
+        )
         kept = []
-        for draft, features in zip(drafts, found, strict=True):
+        for candidate, features in zip(candidates, found, strict=True):
             if is_finite(features):
-                kept.append(replace(draft, features=features))
+                kept.append(replace(candidate, features=features))
             else:
-                self.counts.drop("features not finite", draft.source)
+                self.counts.drop("features not finite", candidate.source)
         return kept
 
 
-def to_samples(drafts: Sequence[Draft]) -> list[Sample]:
-    """What is written of drafts."""
+def to_samples(candidates: Sequence[Candidate]) -> list[Sample]:
+    """What is written of candidates."""
     return [
         Sample(
-            input_ids=torch.tensor(draft.input_ids, dtype=torch.int32, device="cpu"),
-            loss_mask=torch.tensor(draft.loss_mask, dtype=torch.uint8, device="cpu"),
-            prompt_len=draft.prompt_len,
-            features=draft.features,
-            identity=draft.identity,
-            file=draft.file,
+            input_ids=torch.tensor(candidate.input_ids, dtype=torch.int32, device="cpu"),
+            loss_mask=torch.tensor(candidate.loss_mask, dtype=torch.uint8, device="cpu"),
+            prompt_len=candidate.prompt_len,
+            features=candidate.features,
+            identity=candidate.identity,
+            file=candidate.file,
             index=index,
         )
-        for index, draft in enumerate(drafts)
+        for index, candidate in enumerate(candidates)
     ]
 
 

@@ -8,15 +8,15 @@ from runtime.target.files import find_target
 
 
 def place_targets(config: Config, placement: Placement, share: tuple[int, int]) -> Placement | None:
-    """Devices of targets that have their own; None where each drafter's device computes its own.
+    """Devices of targets that have their own; None where those that train do it themselves.
 
     Args:
         config: The run file.
-        placement: The drafters' devices.
+        placement: The devices that train.
         share: As in ``place``.
 
     Raises:
-        ConfigError: The names are wrong, or of another kind than the drafters' devices.
+        ConfigError: The names are wrong, or of another kind than those that train.
     """
     names, field = config.run.target_devices, "run.target_devices"
     if not names:
@@ -27,7 +27,7 @@ def place_targets(config: Config, placement: Placement, share: tuple[int, int]) 
         raise ConfigError(field, names, f"must be of the kind of run.devices, {placement.kind}")
     if apart.kind == "cuda" and not set(apart.devices).isdisjoint(placement.devices):
         used = ",".join(map(str, placement.devices))
-        raise ConfigError(field, names, f"must be other GPUs than the drafters', {used}")
+        raise ConfigError(field, names, f"must be other GPUs than those that train, {used}")
     return apart
 
 

@@ -256,6 +256,7 @@ def test_other_settings_do_not_take_over_a_runs_checkpoints(root, trained):
         ),
         (["--set", "train.masks=dflesh"], 2, "must name an entry of"),
         (["--anchors", "data"], 2, "'dflash-data': must name an entry of"),
+        (["--anchors", "drawn"], 2, "train.anchors = 'drawn': must be one of layouts, data"),
         (["--set", "masks.cache=nowhere.zarr"], 1, "nowhere.zarr"),
         (["--devices", "cuda:9"], 1, "asks for"),
         (["--set", "masks.cahce=x"], 2, "cahce"),

@@ -175,3 +175,10 @@ def test_it_is_evaluated(root, trained):
     found = json.loads((root / "run" / "evaluate.json").read_text())
     assert found["loss"] < found["uniform"]
     assert done.stdout == f"loss {found['loss']}\nuniform {found['uniform']}\n"
+
+
+def test_an_option_of_another_method_is_refused(root):
+    refused = command(train, *options(root, "none"), "--anchors", "data", code=2)
+    assert refused.stderr.startswith("Error: train.anchors = 'data': unknown key in [train]; ")
+    assert refused.stderr.count("\n") == 1
+    assert not (root / "none").exists()
