@@ -43,9 +43,9 @@ from runtime.data.plan import Step
 from runtime.ranks.collectives import leave_groups, make_groups
 from runtime.ranks.devices import Placement, enter_thread, place
 from runtime.static.buffers import InputSlot
+from runtime.static.channels import Channel, Lane
 from runtime.static.compilation import size_recompile_limits
 from runtime.static.freeze import FreezeGuard
-from runtime.static.queues import Handoff, Lane
 from runtime.training.replica import Replica
 from runtime.training.worker import Coordinator, Worker
 
@@ -109,7 +109,7 @@ def run_static(
     tallies = [Tally() for _ in replicas]
     lengths = [length_of(size, 0, number) for number in range(100_000)]
     coordinator = Coordinator(FAR)
-    lanes: list[Lane[tuple[Step, InputSlot]]] = [Lane([Handoff()]) for _ in replicas]
+    lanes: list[Lane[tuple[Step, InputSlot]]] = [Lane([Channel()]) for _ in replicas]
 
     def count(tally: Tally, finished: int, step: Step) -> None:
         del finished

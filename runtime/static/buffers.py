@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.static.queues import Handoff
+from runtime.static.channels import Channel
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class InputSlot:
     """
 
     def __init__(
-        self, largest: Mapping[str, Field], device: torch.device, home: "Handoff[InputSlot]"
+        self, largest: Mapping[str, Field], device: torch.device, home: "Channel[InputSlot]"
     ) -> None:
         self.host: dict[str, Tensor] = {}
         """What ``open`` gave to be filled."""
@@ -120,7 +120,7 @@ class InputSlot:
 
 def input_slots(
     buckets: Iterable[Mapping[str, Field]], device: torch.device, num_slots: int = 2
-) -> Handoff[InputSlot]:
+) -> Channel[InputSlot]:
     """Slots that every bucket of a device fits into.
 
     Args:
@@ -136,7 +136,7 @@ def input_slots(
         for name, field in fields.items():
             known = largest.get(name, field)
             largest[name] = max(known, field, key=lambda item: math.prod(item.shape))
-    free: Handoff[InputSlot] = Handoff(depth=num_slots)
+    free: Channel[InputSlot] = Channel(depth=num_slots)
     for _ in range(num_slots):
         free.put(InputSlot(largest, device, free))
     return free

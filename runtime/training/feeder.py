@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.data.plan import NO_SAMPLE, Step, StepPlan
 from runtime.static.buffers import InputSlot
-from runtime.static.queues import Lane
+from runtime.static.channels import Lane
 from runtime.training.method import Trainee
 from runtime.training.replica import Replica
 

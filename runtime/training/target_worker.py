@@ -16,8 +16,8 @@ from torch import Tensor
 from runtime.data.plan import Step
 from runtime.ranks.devices import enter_thread
 from runtime.static.buffers import InputSlot
+from runtime.static.channels import Lane
 from runtime.static.graph import GraphPool
-from runtime.static.queues import Lane
 from runtime.static.step_set import StepSet
 
 MEMORY_HINT = "lower train.global_batch or the largest bucket in [masks]"
@@ -115,7 +115,7 @@ class TargetWorker(threading.Thread):
         self.seconds = 0.0
         """From the thread's start to the last item served."""
         self._ends = [
-            (rank, inlets[rank].handoffs[index], outlets[rank].handoffs[index])
+            (rank, inlets[rank].channels[index], outlets[rank].channels[index])
             for rank in range(len(inlets))
         ]
         self._numbers = range(index, steps * len(inlets), targets)

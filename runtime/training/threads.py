@@ -8,7 +8,7 @@ from runtime.data.plan import Step, StepPlan
 from runtime.errors import ReplicaMismatchError
 from runtime.ranks.awake import wait_until
 from runtime.static.buffers import InputSlot
-from runtime.static.queues import Handoff, Lane
+from runtime.static.channels import Channel, Lane
 from runtime.training.feeder import Feeder
 from runtime.training.method import Trainee
 from runtime.training.replica import Replica
@@ -156,4 +156,4 @@ def _share(waited_s: float, seconds: float) -> str:
 
 
 def _lanes(ranks: int, targets: int) -> list[InputLane]:
-    return [Lane([Handoff() for _ in range(max(1, targets))], rank, ranks) for rank in range(ranks)]
+    return [Lane([Channel() for _ in range(max(1, targets))], rank, ranks) for rank in range(ranks)]

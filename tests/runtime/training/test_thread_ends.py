@@ -9,8 +9,8 @@ import torch
 from runtime.data.plan import Step
 from runtime.ranks.collectives import on_every_rank
 from runtime.signals import Stopped
+from runtime.static.channels import Channel, Lane
 from runtime.static.graph import GraphPool
-from runtime.static.queues import Handoff, Lane
 from runtime.training.feeder import Feeder
 from runtime.training.target_worker import TargetWorker
 from runtime.training.worker import Coordinator, Worker
@@ -61,7 +61,7 @@ def test_of_a_worker_the_coordinator_keeps_it(error):
 
 @ERRORS
 def test_of_a_feeder_its_receiver_raises_it(error):
-    lane = Lane([Handoff()])
+    lane = Lane([Channel()])
     free = SimpleNamespace(get=raising(error))
     Feeder(
         replica=device(group=SimpleNamespace(rank=0, size=1), free=free),
@@ -75,7 +75,7 @@ def test_of_a_feeder_its_receiver_raises_it(error):
 
 @ERRORS
 def test_of_a_target_every_rank_raises_it(error):
-    inlets, outlets = ([Lane([Handoff()], rank, 2) for rank in range(2)] for _ in range(2))
+    inlets, outlets = ([Lane([Channel()], rank, 2) for rank in range(2)] for _ in range(2))
     for lane in inlets:
         lane.put((STEP, None))
     TargetWorker(

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from runtime.errors import TrainingError
-from runtime.static.queues import Handoff, Lane
+from runtime.static.channels import Channel, Lane
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -16,12 +16,12 @@ def in_thread(function):
 
 
 def test_items_come_in_order_and_no_more_wait_than_the_depth():
-    handoff = Handoff(depth=2)
+    channel = Channel(depth=2)
     sent = []
 
     def send():
         for item in range(5):
-            handoff.put(item)
+            channel.put(item)
             sent.append(item)
 
     sender = in_thread(send)
@@ -30,22 +30,22 @@ def test_items_come_in_order_and_no_more_wait_than_the_depth():
         time.sleep(0.001)
     sender.join(0.05)
     assert sent == [0, 1]
-    assert [handoff.get() for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert [channel.get() for _ in range(5)] == [0, 1, 2, 3, 4]
     sender.join(5)
-    assert handoff.put_waited_s > 0.04
+    assert channel.put_waited_s > 0.04
 
 
 def test_an_error_comes_after_what_was_handed_over():
-    handoff = Handoff()
-    handoff.put(1)
-    handoff.fail(OSError("disk is gone"))
-    assert handoff.get() == 1
+    channel = Channel()
+    channel.put(1)
+    channel.fail(OSError("disk is gone"))
+    assert channel.get() == 1
     with pytest.raises(OSError, match="disk is gone"):
-        handoff.get()
+        channel.get()
 
 
 def test_a_stop_wakes_both_ends():
-    empty, full = Handoff(), Handoff(depth=1)
+    empty, full = Channel(), Channel(depth=1)
     full.put(0)
     found = []
 
@@ -65,79 +65,79 @@ def test_a_stop_wakes_both_ends():
 
 @pytest.mark.parametrize(("ranks", "targets"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2), (2, 3)])
 def test_lanes_share_all_steps_evenly_and_keep_each_ranks_order(ranks, targets):
-    lanes = [Lane([Handoff(100) for _ in range(targets)], rank, ranks) for rank in range(ranks)]
+    lanes = [Lane([Channel(100) for _ in range(targets)], rank, ranks) for rank in range(ranks)]
     steps = 6 * targets
     for step in range(steps):
         for lane in lanes:
             lane.put(step)
-    held = [[len(handoff._items) for handoff in lane.handoffs] for lane in lanes]
+    held = [[len(channel._items) for channel in lane.channels] for lane in lanes]
     assert [sum(column) for column in zip(*held, strict=True)] == [6 * ranks] * targets
     for lane in lanes:
         assert [lane.get() for _ in range(steps)] == list(range(steps))
 
 
 def test_a_queue_takes_two_items_unless_it_is_told_otherwise():
-    assert [Handoff().depth, Handoff(3).depth] == [2, 3]
-    handoff, sent = Handoff(), []
-    sender = in_thread(lambda: [sent.append(handoff.put(item)) for item in range(3)])
+    assert [Channel().depth, Channel(3).depth] == [2, 3]
+    channel, sent = Channel(), []
+    sender = in_thread(lambda: [sent.append(channel.put(item)) for item in range(3)])
     sender.join(0.2)
     assert sent == [True, True]
-    handoff.get()
+    channel.get()
     sender.join(5)
     assert sent == [True, True, True]
 
 
 def test_each_side_counts_what_it_alone_stood_waiting():
-    handoff = Handoff(1)
-    handoff.put(0)
-    assert handoff.put_waited_s < 0.1
-    sender = in_thread(lambda: [handoff.put(item) for item in (1, 2)])
+    channel = Channel(1)
+    channel.put(0)
+    assert channel.put_waited_s < 0.1
+    sender = in_thread(lambda: [channel.put(item) for item in (1, 2)])
     waited = 0.0
     for item in (0, 1):
         time.sleep(0.1)
-        assert handoff.get() == item
+        assert channel.get() == item
         # The waits add up; one that began a little late is shorter.
         waited += 0.06
     sender.join(5)
-    assert waited < handoff.put_waited_s < 5
-    assert handoff.get_waited_s < 0.1
-    assert handoff.get() == 2
-    before, waited = handoff.put_waited_s, 0.0
+    assert waited < channel.put_waited_s < 5
+    assert channel.get_waited_s < 0.1
+    assert channel.get() == 2
+    before, waited = channel.put_waited_s, 0.0
     for _ in range(2):
-        receiver = in_thread(handoff.get)
+        receiver = in_thread(channel.get)
         time.sleep(0.1)
         waited += 0.06
-        handoff.put(3)
+        channel.put(3)
         receiver.join(5)
-        assert waited < handoff.get_waited_s < 5
-    assert handoff.put_waited_s - before < 0.1
+        assert waited < channel.get_waited_s < 5
+    assert channel.put_waited_s - before < 0.1
 
 
 def test_after_a_stop_nothing_goes_in_and_what_waits_does_not_come_out():
-    handoff = Handoff(depth=3)
-    assert handoff.put(1)
-    handoff.stop()
-    assert not handoff.put(2)
+    channel = Channel(depth=3)
+    assert channel.put(1)
+    channel.stop()
+    assert not channel.put(2)
     for _ in range(2):
         with pytest.raises(TrainingError, match="stopped while waiting for another thread"):
-            handoff.get()
-    handoff.fail(OSError("late"))
+            channel.get()
+    channel.fail(OSError("late"))
     with pytest.raises(TrainingError, match="stopped"):
-        handoff.get()
+        channel.get()
 
 
 def test_an_error_wakes_a_receiver_that_waits_and_is_raised_each_time():
-    handoff, found = Handoff(), []
+    channel, found = Channel(), []
 
     def get():
         with pytest.raises(KeyboardInterrupt) as caught:
-            handoff.get()
+            channel.get()
         found.append(caught.value)
 
     error = KeyboardInterrupt()
     receiver = in_thread(get)
     receiver.join(0.05)
-    handoff.fail(error)
+    channel.fail(error)
     receiver.join(5)
     assert found == [error]
     get()
@@ -145,36 +145,36 @@ def test_an_error_wakes_a_receiver_that_waits_and_is_raised_each_time():
 
 
 @pytest.mark.parametrize(("ranks", "targets"), [(1, 3), (2, 3), (3, 2)])
-def test_item_n_of_rank_r_goes_through_the_handoff_that_the_number_names(ranks, targets):
+def test_item_n_of_rank_r_goes_through_the_channel_that_the_number_names(ranks, targets):
     for rank in range(ranks):
-        handoffs = [Handoff(9) for _ in range(targets)]
-        lane = Lane(handoffs, rank, ranks)
+        channels = [Channel(9) for _ in range(targets)]
+        lane = Lane(channels, rank, ranks)
         for number in range(6):
             assert lane.put((rank, number))
-            handoff = handoffs[(number * ranks + rank) % targets]
-            assert handoff.get() == (rank, number)
-            assert handoff.put((rank, number))
+            channel = channels[(number * ranks + rank) % targets]
+            assert channel.get() == (rank, number)
+            assert channel.put((rank, number))
             assert lane.get() == (rank, number)
 
 
 def test_a_lane_of_one_rank_is_the_usual_one():
-    handoffs = [Handoff(), Handoff()]
-    lane = Lane(handoffs)
+    channels = [Channel(), Channel()]
+    lane = Lane(channels)
     for item in "abc":
         lane.put(item)
-    assert [handoffs[0].get(), handoffs[1].get(), handoffs[0].get()] == ["a", "b", "c"]
+    assert [channels[0].get(), channels[1].get(), channels[0].get()] == ["a", "b", "c"]
 
 
-def test_what_ends_a_lane_ends_all_its_handoffs():
-    failed = [Handoff() for _ in range(3)]
+def test_what_ends_a_lane_ends_all_its_channels():
+    failed = [Channel() for _ in range(3)]
     Lane(failed).fail(OSError("disk is gone"))
-    for handoff in failed:
+    for channel in failed:
         with pytest.raises(OSError, match="disk is gone"):
-            handoff.get()
-    stopped = [Handoff() for _ in range(3)]
+            channel.get()
+    stopped = [Channel() for _ in range(3)]
     lane = Lane(stopped)
     lane.stop()
     assert not lane.put(1)
-    for handoff in stopped:
+    for channel in stopped:
         with pytest.raises(TrainingError, match="stopped"):
-            handoff.get()
+            channel.get()

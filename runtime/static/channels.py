@@ -1,4 +1,4 @@
-"""Items from one thread to another through bounded queues in which neither can hang.
+"""Items from one thread to another through bounded channels in which neither can hang.
 
 feeder -> lane -> worker, or with targets of their own  feeder -> lane -> target -> lane -> worker
 """
@@ -14,7 +14,7 @@ from runtime.errors import TrainingError
 T = TypeVar("T")
 
 
-class Handoff(Generic[T]):
+class Channel(Generic[T]):
     """A bounded queue between two threads.
 
     Args:
@@ -24,16 +24,16 @@ class Handoff(Generic[T]):
     def __init__(self, depth: int = 2) -> None:
         self.depth = depth
         self.put_waited_s = 0.0
-        """Seconds that the sender stood before a full queue."""
+        """Seconds that the sender waited for room."""
         self.get_waited_s = 0.0
-        """Seconds that the receiver stood before an empty one."""
+        """Seconds that the receiver waited for an item."""
         self._items: deque[T] = deque()
         self._error: BaseException | None = None
         self._stopped = False
         self._changed = threading.Condition()
 
     def put(self, item: T) -> bool:
-        """Hand an item over once there is room; False when the queue was stopped."""
+        """Send an item once there is room; False when the channel was stopped."""
         began = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or len(self._items) < self.depth)
@@ -48,8 +48,8 @@ class Handoff(Generic[T]):
         """Take the next item once there is one.
 
         Raises:
-            BaseException: What ended the sender, after all that it had handed over.
-            TrainingError: The queue was stopped.
+            BaseException: What ended the sender, after all that it had sent.
+            TrainingError: The channel was stopped.
         """
         began = time.monotonic()
         with self._changed:
@@ -78,46 +78,46 @@ class Handoff(Generic[T]):
 
 
 class Lane(Generic[T]):
-    """What one rank's threads hand each other, over one handoff or several in turn.
+    """What one rank's threads send each other, over one channel or several in turn.
 
-    With several, item n of rank r takes handoff ``(n * ranks + r) % len(handoffs)``, so that
+    With several, item n of rank r takes channel ``(n * ranks + r) % len(channels)``, so that
     targets share all ranks' steps evenly and each item's way follows from its number alone. One
     thread puts and one thread gets.
 
     Args:
-        handoffs: In turn.
+        channels: In turn.
         rank: r.
-        ranks: How many ranks share the handoffs' other ends.
+        ranks: How many ranks share the channels' other ends.
     """
 
-    def __init__(self, handoffs: Sequence[Handoff[T]], rank: int = 0, ranks: int = 1) -> None:
-        self.handoffs = tuple(handoffs)
+    def __init__(self, channels: Sequence[Channel[T]], rank: int = 0, ranks: int = 1) -> None:
+        self.channels = tuple(channels)
         self._rank = rank
         self._ranks = ranks
         self._put = 0
         self._got = 0
 
     def put(self, item: T) -> bool:
-        """As ``Handoff.put``."""
-        handoff = self._handoff(self._put)
+        """As ``Channel.put``."""
+        channel = self._channel(self._put)
         self._put += 1
-        return handoff.put(item)
+        return channel.put(item)
 
     def get(self) -> T:
-        """As ``Handoff.get``."""
-        handoff = self._handoff(self._got)
+        """As ``Channel.get``."""
+        channel = self._channel(self._got)
         self._got += 1
-        return handoff.get()
+        return channel.get()
 
-    def _handoff(self, number: int) -> Handoff[T]:
-        return self.handoffs[(number * self._ranks + self._rank) % len(self.handoffs)]
+    def _channel(self, number: int) -> Channel[T]:
+        return self.channels[(number * self._ranks + self._rank) % len(self.channels)]
 
     def fail(self, error: BaseException) -> None:
-        """As ``Handoff.fail``, on all."""
-        for handoff in self.handoffs:
-            handoff.fail(error)
+        """As ``Channel.fail``, on all."""
+        for channel in self.channels:
+            channel.fail(error)
 
     def stop(self) -> None:
-        """As ``Handoff.stop``, on all."""
-        for handoff in self.handoffs:
-            handoff.stop()
+        """As ``Channel.stop``, on all."""
+        for channel in self.channels:
+            channel.stop()
