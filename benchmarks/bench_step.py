@@ -1,12 +1,14 @@
 """What a bucket costs to compile and a step to run, and which kernels the step's time goes to.
 
     python benchmarks/bench_step.py --size large --out results.csv
+    python benchmarks/bench_step.py --size large --losses decay,dpace --out results.csv
 
 Prints a table and appends rows to a CSV. Times are medians of CUDA events around graph replays; on
 the CPU (``--size tiny``) the same script runs eagerly, as a check of itself.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -67,14 +69,21 @@ def kernel_times(run: Callable[[], None], replays: int = 3) -> dict[str, float]:
     return times
 
 
-def measure(size_name: str, placement: Placement, kind: str, runs: int, results: Results) -> None:
+DPACE_ALPHA = {"decay": None, "dpace": 0.5}
+"""By the name of a loss."""
+
+
+def measure(
+    size_name: str, placement: Placement, kind: str, loss: str, runs: int, results: Results
+) -> None:
     """Warm up, capture and time every bucket of one variant."""
     size = SIZES[size_name]
     entries = build_entries(size, kind)
     size_recompile_limits(len(entries), 1)
     (group,) = make_groups(placement)
-    replica = make_replica(size, placement, group, entries, batch=1)
-    case = f"{size.name}, {kind}"
+    alpha = DPACE_ALPHA[loss]
+    replica = make_replica(size, placement, group, entries, batch=1, dpace_alpha=alpha)
+    case = f"{size.name}, {kind}" + (f", {loss}" if alpha is not None else "")
     for context, step in replica.steps.items():
         began = time.perf_counter()
         step.warm_up()
@@ -101,14 +110,16 @@ def main() -> None:
     parser.add_argument("--size", default="tiny", choices=SIZES)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--kinds", default="layouts")
+    parser.add_argument("--losses", default="decay")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--out", default="benchmarks/results.csv")
     options = parser.parse_args()
     placement = place(options.device)
     enter_thread(placement.devices[0], placement.threads)
     results = Results("bench_step", options.out, placement.kind)
-    for kind in options.kinds.split(","):
-        measure(options.size, placement, kind, options.runs, results)
+    variants = itertools.product(options.kinds.split(","), options.losses.split(","))
+    for kind, loss in variants:
+        measure(options.size, placement, kind, loss, options.runs, results)
         torch._dynamo.reset()
 
 

@@ -157,15 +157,22 @@ def frozen_target(size: Size, placement: Placement, device: torch.device) -> Fro
 
 
 class RandomTrainee:
-    """A drafter of random weights over random features, as a ``Trainee`` without data."""
+    """A drafter of random weights over random features, as a ``Trainee`` without data.
+
+    Args:
+        size: Of everything.
+        target: Frozen parts.
+        dpace_alpha: Of D-PACE; None for the decayed loss.
+    """
 
     remote_targets = ()
     memory_hint = "take a smaller size"
     published = MappingProxyType({})
 
-    def __init__(self, size: Size, target: FrozenTarget) -> None:
+    def __init__(self, size: Size, target: FrozenTarget, dpace_alpha: float | None = None) -> None:
         self.size = size
         self.target = target
+        self.dpace_alpha = dpace_alpha
         self.losses: dict[Drafter, Any] = {}
         self.sums = sum_names(size.draft_block_size)
 
@@ -183,10 +190,15 @@ class RandomTrainee:
         """The loss of one bucket."""
         del index
         if module not in self.losses:
-            self.losses[module] = loss_on_device(module)
-        loss_of = self.losses[module]
+            self.losses[module] = loss_on_device(module, dpace_alpha=self.dpace_alpha)
         return bucket_objective(
-            module, self.target, length, entry, batch, gamma=4.0, loss_of=loss_of
+            module,
+            self.target,
+            length,
+            entry,
+            batch,
+            gamma=4.0 if self.dpace_alpha is None else 0.0,
+            loss_of=self.losses[module],
         )
 
 
@@ -199,13 +211,14 @@ def make_replica(
     batch: int,
     steps: int = 1000,
     reduce_dtype: str = "float32",
+    dpace_alpha: float | None = None,
 ) -> Replica:
     """A replica with random first weights."""
     device = placement.devices[group.rank]
     replica = Replica(
         group=group,
         placement=placement,
-        trainee=RandomTrainee(size, frozen_target(size, placement, device)),
+        trainee=RandomTrainee(size, frozen_target(size, placement, device), dpace_alpha),
         entries=entries,
         train=DFlashTrain(
             steps=steps, global_batch=batch * group.size, lr=1e-4, reduce_dtype=reduce_dtype

@@ -38,6 +38,9 @@ class Rules:
     shapes: bool = True
     """Whether two runs that differ in it compute other things. What says where or how often a run
     reports, or when it gives up, does not."""
+    left_out: Any = None
+    """The value at which the key is left out of what shapes a run: the default of a key that is
+    newer than the first runs, which had none, so that these stay the runs that they were."""
 
     def check(self, where: str, value: Any) -> None:
         """Refuse a value of the right type that breaks a rule.
@@ -70,10 +73,17 @@ def setting(
     below: float | None = None,
     one_of: tuple[str, ...] = (),
     shapes: bool = True,
+    newer: bool = False,
 ) -> T:
-    """A key of a section, with its rules; see ``Rules``."""
+    """A key of a section, with its rules; see ``Rules``. ``newer`` leaves its default out."""
     rules = Rules(
-        at_least=at_least, at_most=at_most, above=above, below=below, one_of=one_of, shapes=shapes
+        at_least=at_least,
+        at_most=at_most,
+        above=above,
+        below=below,
+        one_of=one_of,
+        shapes=shapes,
+        left_out=default if newer else None,
     )
     return field(default=default, metadata={"rules": rules})
 
@@ -215,7 +225,7 @@ def rules_of(kind: type) -> dict[str, Rules]:
 
 
 def shaping_settings(settings: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
-    """The sections of a run file that shape a run, less the keys that do not.
+    """The sections of a run file that shape a run, less the keys and values that do not.
 
     Data and masks are known by their digests, and so is the target.
 
@@ -236,7 +246,12 @@ def shaping_settings(settings: Mapping[str, Any], kind: type[Config]) -> dict[st
 
 
 def _shaping_keys(table: Mapping[str, Any], rules: Mapping[str, Rules]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if rules.get(key, Rules()).shapes}
+    known = {key: rules.get(key, Rules()) for key in table}
+    return {
+        key: value
+        for key, value in table.items()
+        if known[key].shapes and value != known[key].left_out
+    }
 
 
 def read_config(path: str | Path, overrides: Sequence[str], kind: type[C]) -> C:

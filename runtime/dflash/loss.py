@@ -1,4 +1,6 @@
-"""DFlash's loss: position-decayed cross entropy over the frozen head, in chunks of rows.
+"""DFlash's loss: weighted cross entropy over the frozen head, in chunks of rows.
+
+Slots are weighed by their position alone, or by D-PACE.
 
 Shape legend: B samples, N anchors, K trained slots of a draft block, S context, H hidden, V vocab,
 R = B N K rows.
@@ -9,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from runtime.dflash.dpace import dpace_weights
 
 CHUNK_ROWS = 4096
 
@@ -72,9 +76,20 @@ class HeadLoss(NamedTuple):
     """float32 scalar, sum of weight times cross entropy; differentiable."""
     correct: Tensor
     """float32 ``[R]``, 1 where the largest logit is the label and the weight is positive."""
+    cross_entropy: Tensor | None = None
+    """float32 scalar, the same sum with the weights that were given, where D-PACE took others;
+    None where it is the loss itself."""
 
 
-def head_loss(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor) -> HeadLoss:
+def head_loss(
+    hidden: Tensor,
+    head_weight: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    slots: int = 1,
+    dpace_alpha: float | None = None,
+) -> HeadLoss:
     """Weighted cross entropy of rows through a frozen head, without keeping the logits.
 
     The gradient with respect to ``hidden`` is computed with the loss, chunk by chunk, since the
@@ -84,37 +99,56 @@ def head_loss(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tens
         hidden: ``[R, H]``.
         head_weight: ``[V, H]``, frozen, of the same dtype.
         labels: int64 ``[R]``.
-        weights: float32 ``[R]``.
+        weights: float32 ``[R]``; with D-PACE 1 where a row is supervised, else 0.
+        slots: Consecutive rows that no chunk cuts: D-PACE's K, which divides R.
+        dpace_alpha: Weigh by ``dpace_weights`` instead, computed from this cross entropy.
     """
-    return HeadLoss(*_FrozenHeadLoss.apply(hidden, head_weight, labels, weights))  # type: ignore[no-untyped-call]
+    return HeadLoss(
+        *_FrozenHeadLoss.apply(hidden, head_weight, labels, weights, slots, dpace_alpha)  # type: ignore[no-untyped-call]
+    )
 
 
 class _FrozenHeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        hidden: Tensor,
+        head_weight: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        slots: int,
+        dpace_alpha: float | None,
+    ) -> tuple[Tensor, ...]:
         rows = hidden.shape[0]
-        chunks = math.ceil(rows / CHUNK_ROWS)
-        losses, corrects, grads = [], [], []
+        chunk_rows = slots * max(1, CHUNK_ROWS // slots)
+        chunks = math.ceil(rows / chunk_rows)
+        losses, corrects, grads, given = [], [], [], []
         for chunk in range(chunks):
-            span = slice(chunk * CHUNK_ROWS, min(rows, (chunk + 1) * CHUNK_ROWS))
+            span = slice(chunk * chunk_rows, min(rows, (chunk + 1) * chunk_rows))
             x, label, weight = hidden[span], labels[span], weights[span]
             logits = (x @ head_weight.T).float()
             log_norm = torch.logsumexp(logits, dim=-1)
             picked = logits.gather(1, label[:, None])[:, 0]
-            losses.append(((log_norm - picked) * weight).sum())
+            factor = weight
+            if dpace_alpha is not None:
+                blocks = (log_norm - picked).view(-1, slots)
+                supervised = (weight > 0).view(-1, slots)
+                factor = dpace_weights(blocks, supervised, dpace_alpha).flatten()
+                given.append(((log_norm - picked) * weight).sum())
+            losses.append(((log_norm - picked) * factor).sum())
             corrects.append((logits.argmax(dim=-1) == label) & (weight > 0))
-            scaled = torch.exp(logits - log_norm[:, None]) * weight[:, None]
-            pull = head_weight[label] * weight[:, None].to(hidden.dtype)
+            scaled = torch.exp(logits - log_norm[:, None]) * factor[:, None]
+            pull = head_weight[label] * factor[:, None].to(hidden.dtype)
             grads.append(scaled.to(hidden.dtype) @ head_weight - pull)
         ctx.save_for_backward(torch.cat(grads))
-        correct = torch.cat(corrects).float()
-        ctx.mark_non_differentiable(correct)
-        return torch.stack(losses).sum(), correct
+        shown = [torch.cat(corrects).float()]
+        if given:
+            shown.append(torch.stack(given).sum())
+        ctx.mark_non_differentiable(*shown)
+        return torch.stack(losses).sum(), *shown
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, grad_correct: Tensor) -> tuple[Any, ...]:
-        del grad_correct
+    def backward(ctx: Any, grad_loss: Tensor, *of_the_others: Tensor) -> tuple[Any, ...]:
+        del of_the_others
         (grad_hidden,) = ctx.saved_tensors
-        return grad_hidden * grad_loss.to(grad_hidden.dtype), None, None, None
+        return grad_hidden * grad_loss.to(grad_hidden.dtype), None, None, None, None, None

@@ -149,9 +149,11 @@ class DFlash(Method[DFlashConfig]):
     def metrics(self, totals: Mapping[str, float], steps: int) -> dict[str, Any]:
         """What a row says of drafting.
 
-        ``loss`` (weighted mean), ``tau_forced`` (mean tokens that a target call would give if
-        drafts were checked against the data: 1 plus the drafts right in a row), ``accuracy`` by
-        slot, ``anchors_kept`` (share of the anchors that carried weight), ``anchors_per_step``.
+        ``loss`` (mean cross entropy of the supervised slots, in nats: weighted by the decay, or
+        with D-PACE all alike, as gamma = 0 does), ``tau_forced`` (mean tokens that a target call
+        would give if drafts were checked against the data: 1 plus the drafts right in a row),
+        ``accuracy`` by slot, ``anchors_kept`` (share of the anchors that carried weight),
+        ``anchors_per_step``.
         """
         slots = [name.removeprefix("count_") for name in totals if name.startswith("count_")]
         return {
@@ -163,8 +165,12 @@ class DFlash(Method[DFlashConfig]):
         }
 
     def closing_rows(self, config: DFlashConfig) -> dict[str, str]:
-        """Which anchors were trained on."""
-        return {"anchors": config.train.anchors}
+        """Which anchors were trained on, and what weighs slots where it is not their position."""
+        train = config.train
+        rows = {"anchors": train.anchors}
+        if train.loss == "dpace":
+            rows["slot weights"] = f"D-PACE, alpha {train.dpace_alpha:g}"
+        return rows
 
     def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:
         """Write a checkpoint's drafter."""

@@ -40,13 +40,18 @@ def sum_names(draft_block_size: int) -> tuple[str, ...]:
 class DraftObjective:
     """The loss of one bucket.
 
+    Its weight is the sum of the weights that ``block_targets`` gives, known before the forward
+    pass. With D-PACE, whose own weights follow the logits, that is the number of supervised slots:
+    the sum of its own would undo what it says of a block, and with slots, not blocks, counted, the
+    gradients that ``train.clip`` sees keep their scale where answers end inside a block.
+
     Args:
         drafter: Its parameters are views into the optimizer's flat tensors.
         target: Frozen parts.
         masks: The bucket's masks.
         context: Tokens of a row.
-        gamma: Loss decay.
-        loss_of: ``draft_loss``, or a compiled form of it.
+        gamma: Loss decay; 0 with D-PACE.
+        loss_of: ``draft_loss``, or another form of it, see ``loss_on_device``.
     """
 
     def __init__(
@@ -108,7 +113,8 @@ class DraftObjective:
         )
         with torch.no_grad():
             correct = result.correct.view_as(targets.weights)
-            sums = _sums(result.loss, correct, targets.weights, n_valid, targets.anchors_kept)
+            shown = result.loss if result.cross_entropy is None else result.cross_entropy
+            sums = _sums(shown, correct, targets.weights, n_valid, targets.anchors_kept)
         return result.loss, sums
 
 
@@ -130,13 +136,21 @@ def _sums(loss: Tensor, correct: Tensor, weights: Tensor, n_valid: Tensor, kept:
     return torch.cat((singles, correct.sum(dim=(0, 1)), trained.sum(dim=(0, 1))))
 
 
-def loss_on_device(drafter: Drafter) -> Callable[..., HeadLoss]:
-    """``draft_loss`` as the steps of a drafter's device take it: compiled where it attends so."""
-    compiled = backend_of(drafter.fc.weight.device).compiled
-    return compiled_loss(drafter) if compiled else draft_loss
+def loss_on_device(
+    drafter: Drafter, *, dpace_alpha: float | None = None
+) -> Callable[..., HeadLoss]:
+    """``draft_loss`` as the steps of a drafter's device take it: compiled where it attends so.
+
+    Args:
+        drafter: The network.
+        dpace_alpha: Of D-PACE; None for weights by position alone.
+    """
+    if backend_of(drafter.fc.weight.device).compiled:
+        return compiled_loss(drafter, dpace_alpha=dpace_alpha)
+    return _draft_loss_by(head_loss, drafter, dpace_alpha)
 
 
-def compiled_loss(drafter: Drafter) -> Callable[..., HeadLoss]:
+def compiled_loss(drafter: Drafter, *, dpace_alpha: float | None = None) -> Callable[..., HeadLoss]:
     """``draft_loss`` for a drafter on a GPU: its layers compiled in place, and the head's loss.
 
     All layers share one compiled form. Compiling the whole step at once costs several times as
@@ -145,7 +159,16 @@ def compiled_loss(drafter: Drafter) -> Callable[..., HeadLoss]:
     for layer in drafter.layers:
         layer.compile(fullgraph=True, dynamic=False)
     compiled = torch.compile(head_loss, fullgraph=True, dynamic=False)
-    return partial(draft_loss, head_loss=compiled)
+    return _draft_loss_by(compiled, drafter, dpace_alpha)
+
+
+def _draft_loss_by(
+    head_loss: Callable[..., HeadLoss], drafter: Drafter, dpace_alpha: float | None
+) -> Callable[..., HeadLoss]:
+    if dpace_alpha is not None:
+        slots = drafter.config.draft_block_size - 1
+        head_loss = partial(head_loss, slots=slots, dpace_alpha=dpace_alpha)
+    return partial(draft_loss, head_loss=head_loss)
 
 
 def draft_loss(
@@ -171,7 +194,7 @@ def draft_loss(
         labels: int64 ``[B, N, slots]``, see ``block_targets``.
         weights: float32 ``[B, N, slots]``.
         attention: Holds the mask.
-        head_loss: ``runtime.dflash.loss.head_loss``, or a compiled form of it.
+        head_loss: ``runtime.dflash.loss.head_loss``, compiled or by D-PACE or as it is.
     """
     size = drafter.config.draft_block_size
     S = input_ids.shape[1]

@@ -44,8 +44,14 @@ class DFlashTrain(TrainConfig):
     anchors: str = setting("layouts", one_of=("layouts", "data"))
     """``layouts`` (drawn and prebuilt offline) or ``data`` (drawn from each sample's own
     supervised tokens, tables computed in the graph)."""
+    loss: str = setting("decay", one_of=("decay", "dpace"), newer=True)
+    """How the slots of a draft block weigh in the loss: ``decay``, by their position, or
+    ``dpace``, by what each adds now to the length that is accepted (``runtime.dflash.dpace``)."""
     gamma: float = setting(4.0, at_least=0)
-    """Loss weight of slot k is exp(-(k-1)/gamma)."""
+    """With ``decay`` the weight of slot k is exp(-(k-1)/gamma); 0 weighs all alike."""
+    dpace_alpha: float = setting(0.5, above=0, at_most=1, newer=True)
+    """With ``dpace`` the share of a slot's weight that no doubt takes away. 1 counts the slots from
+    it on, whatever is drafted; 0 is refused, since a block drafted badly would weigh nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,15 +88,18 @@ class DrafterTrainee(Trainee):
     ) -> DraftObjective:
         """The loss of one bucket, see ``Trainee.objective``."""
         assert isinstance(module, Drafter)
+        train = self.config.train
+        dpace = train.loss == "dpace"
         if module not in self._losses:
-            self._losses[module] = loss_on_device(module)
+            alpha = train.dpace_alpha if dpace else None
+            self._losses[module] = loss_on_device(module, dpace_alpha=alpha)
         return bucket_objective(
             module,
             self.targets[index],
             length,
             entry,
             batch,
-            gamma=self.config.train.gamma,
+            gamma=0.0 if dpace else train.gamma,
             loss_of=self._losses[module],
         )
 

@@ -23,7 +23,7 @@ class Reference:
         network: Sizes: ``heads``, ``kv_heads``, ``head_dim``, ``layers``, ``block``, ``mask_id``,
             ``theta``, ``eps``, and ``embedding_scale``.
         train: ``lr``, ``min_lr_ratio``, ``warmup``, ``steps``, ``betas``, ``weight_decay``,
-            ``clip``, ``gamma``.
+            ``clip``, ``gamma``; and ``dpace_alpha`` where the loss is D-PACE, else None.
     """
 
     def __init__(self, weights, *, embed, head, feature_scale, network, train):
@@ -63,7 +63,6 @@ class Reference:
                 logits = self.draft(memory, input_ids[anchor], anchor)
                 losses += self.count(sums, logits, labels)
         loss = sum(losses) if losses else None
-        sums["loss"] = loss.item() if losses else 0.0
         self.update(loss, sums["weight"])
         return sums
 
@@ -80,11 +79,17 @@ class Reference:
 
     def count(self, sums, logits, labels):
         """Add a block's sums; gives its weighted losses."""
-        gamma, losses, right = self.train["gamma"], [], {}
+        gamma, alpha = self.train["gamma"], self.train["dpace_alpha"]
+        losses, right = [], {}
+        entropy = {
+            slot: logits[slot].logsumexp(0) - logits[slot][label] for slot, label in labels.items()
+        }
+        learned = self.dpace(entropy, alpha) if alpha else {}
         for slot, label in labels.items():
-            weight = math.exp(-(slot - 1) / gamma) if gamma else 1.0
-            losses.append(weight * (logits[slot].logsumexp(0) - logits[slot][label]))
+            weight = 1.0 if alpha or not gamma else math.exp(-(slot - 1) / gamma)
+            losses.append(learned.get(slot, weight) * entropy[slot])
             right[slot] = int(logits[slot].argmax()) == label
+            sums["loss"] += weight * entropy[slot].item()
             sums["weight"] += weight
             sums["tokens"] += 1
             sums[f"count_{slot}"] += 1
@@ -97,6 +102,18 @@ class Reference:
                     break
                 sums["accepted"] += 1
         return losses
+
+    def dpace(self, entropy, alpha):
+        """Slot -> its weight: the lengths, from it on, up to which all slots are right."""
+        chance = {slot: (1 - alpha) * math.exp(-e.item()) + alpha for slot, e in entropy.items()}
+        return {
+            slot: sum(
+                math.prod(chance[before] for before in chance if before <= last)
+                for last in chance
+                if last >= slot
+            )
+            for slot in chance
+        }
 
     # The network
 

@@ -159,6 +159,7 @@ def reference_of(config, network):
             "weight_decay": train.weight_decay,
             "clip": train.clip,
             "gamma": train.gamma,
+            "dpace_alpha": train.dpace_alpha if train.loss == "dpace" else None,
         },
     )
 
@@ -213,6 +214,16 @@ CASES = {
         "stored",
         "cpu,cpu",
         {"anchors": "data", "reduce_dtype": "compute", "clip": 0.5, "beta2": 0.8, "steps": 3},
+    ),
+    "dpace": (
+        "stored",
+        "cpu",
+        {"anchors": "data", "loss": "dpace", "dpace_alpha": 0.3, "gamma": 0.7, "clip": 0.3},
+    ),
+    "dpace on two ranks": (
+        "online",
+        "cpu,cpu",
+        {"global_batch": 4, "steps": 4, "loss": "dpace", "weight_decay": 0.1},
     ),
 }
 
