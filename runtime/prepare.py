@@ -28,12 +28,12 @@ def main(
 
     options = {"target.model": target, "run.devices": devices}
     method, config = read_run(config_path, overriding(config_path, settings, options))
-    rows = method.preparation(config).run()
+    lines = method.preparation(config).run()
     if as_json:
-        click.echo(json.dumps(rows))
+        click.echo(json.dumps(lines))
     else:
-        places = rows.pop("places")
-        for name, value in rows.items():
+        places = lines.pop("places")
+        for name, value in lines.items():
             where = ", ".join(places.get(name.removeprefix(DROPPED), ()))
             click.echo(f"{name:36} {value}" + (f"  {where}" if where else ""))
 

@@ -66,15 +66,15 @@ def main(
     method, config = read_run(config_path, overrides)
     processes = join_processes()
 
-    def show(result: "RunResult", rows: Mapping[str, Any]) -> None:
+    def show(result: "RunResult", lines: Mapping[str, Any]) -> None:
         if not processes.leads:
             return
         if as_json:
             click.echo(json.dumps(job.record(result)))
         else:
             click.echo(result.summary)
-            width = max(map(len, rows))
-            click.echo("\n".join(f"{name:{width}} {value}" for name, value in rows.items()))
+            width = max(map(len, lines))
+            click.echo("\n".join(f"{name:{width}} {value}" for name, value in lines.items()))
 
     folder = taken(config.run.folder) if processes.leads else contextlib.nullcontext()
     with processes.telling_failures(), folder:

@@ -14,7 +14,7 @@ from runtime.data.draws import permutation
 
 ORDER_STREAM = 3
 STEP_STREAM = 4
-NO_SAMPLE = -1
+NO_ROW = -1
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,22 @@ class Step:
     epoch: int
     bucket: int
     """Its length, in tokens."""
-    samples: tuple[int, ...]
-    """Global batch; ``NO_SAMPLE`` fills the last step of a bucket and carries no weight."""
+    rows: tuple[int, ...]
+    """Global batch; ``NO_ROW`` fills the last step of a bucket and carries no weight."""
 
     def of_rank(self, rank: int, size: int) -> tuple[int, ...]:
-        """Samples of one rank of ``size``."""
-        share = len(self.samples) // size
-        return self.samples[rank * share : (rank + 1) * share]
+        """Rows of one rank of ``size``."""
+        share = len(self.rows) // size
+        return self.rows[rank * share : (rank + 1) * share]
 
 
 class StepPlan:
     """All steps of a run, in order, by number.
 
     Args:
-        lengths: Tokens of each sample, int ``[n]``.
-        buckets: Length of the bucket of each sample, int ``[n]``.
-        global_batch: Samples of one step.
+        lengths: Tokens of each row, int ``[n]``.
+        buckets: Length of the bucket of each row, int ``[n]``.
+        global_batch: Rows of one step.
         seed: Keys the order.
     """
 
@@ -62,15 +62,15 @@ class StepPlan:
     def __getitem__(self, number: int) -> Step:
         """Step ``number``, counted from 0 over all epochs."""
         epoch, index = divmod(number, self.steps_per_epoch)
-        bucket, samples = self._epoch(epoch)[index]
-        return Step(number, epoch, bucket, samples)
+        bucket, rows = self._epoch(epoch)[index]
+        return Step(number, epoch, bucket, rows)
 
     def _draw_epoch(self, epoch: int) -> list[tuple[int, tuple[int, ...]]]:
         steps: list[tuple[int, tuple[int, ...]]] = []
         for bucket, ids in self._buckets.items():
             order = permutation(len(ids), key=(self.seed, ORDER_STREAM), counter=(epoch, bucket, 0))
-            shuffled = [int(sample) for sample in ids[order]]
-            shuffled += [NO_SAMPLE] * (-len(ids) % self.global_batch)
+            shuffled = [int(row) for row in ids[order]]
+            shuffled += [NO_ROW] * (-len(ids) % self.global_batch)
             steps += [
                 (bucket, tuple(shuffled[start : start + self.global_batch]))
                 for start in range(0, len(shuffled), self.global_batch)

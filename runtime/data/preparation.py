@@ -32,7 +32,7 @@ RULES = 4
 WRITTEN = {"counts", "dropped", "noted", "places", "split", "target"}
 """What ``meta.json`` must have to be shown again or divided anew."""
 DROPPED = "dropped: "
-"""How the rows of the closing table begin that count what was left out."""
+"""How the lines of the closing table begin that count what was left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Preparation:
         """Write the folder, or leave it as it is.
 
         Returns:
-            The rows of the closing table: what was kept, what was dropped by reason, notes, and
+            The lines of the closing table: what was kept, what was dropped by reason, notes, and
             under ``places`` where what was dropped stood.
 
         Raises:
@@ -267,7 +267,7 @@ def _write(
 
 
 def _table(meta: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    rows: dict[str, Any] = {"folder": folder, "target": meta["target"]["name"], **meta["counts"]}
-    rows |= {f"{DROPPED}{reason}": count for reason, count in meta["dropped"].items()}
-    rows |= {f"noted: {what}": count for what, count in meta["noted"].items()}
-    return rows | {"places": meta["places"]}
+    lines: dict[str, Any] = {"folder": folder, "target": meta["target"]["name"], **meta["counts"]}
+    lines |= {f"{DROPPED}{reason}": count for reason, count in meta["dropped"].items()}
+    lines |= {f"noted: {what}": count for what, count in meta["noted"].items()}
+    return lines | {"places": meta["places"]}

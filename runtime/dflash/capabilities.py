@@ -46,7 +46,7 @@ def check_request(request: Request, parts: Collection[str] | None = None) -> Non
         parts: The parts that the command uses; all of them where left out.
 
     Raises:
-        ConfigError: A row of ``LIMITS`` applies, the first one.
+        ConfigError: One of ``LIMITS`` applies, the first one.
     """
     check_limits(LIMITS, request, parts)
 

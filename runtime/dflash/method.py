@@ -164,13 +164,13 @@ class DFlash(Method[DFlashConfig]):
             "anchors_per_step": totals["anchors_kept"] / max(steps, 1),
         }
 
-    def closing_rows(self, config: DFlashConfig) -> dict[str, str]:
+    def closing_lines(self, config: DFlashConfig) -> dict[str, str]:
         """Which anchors were trained on, and what weighs slots where it is not their position."""
         train = config.train
-        rows = {"anchors": train.anchors}
+        lines = {"anchors": train.anchors}
         if train.loss == "dpace":
-            rows["slot weights"] = f"D-PACE, alpha {train.dpace_alpha:g}"
-        return rows
+            lines["slot weights"] = f"D-PACE, alpha {train.dpace_alpha:g}"
+        return lines
 
     def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:
         """Write a checkpoint's drafter."""

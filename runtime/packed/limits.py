@@ -70,6 +70,6 @@ def check_request(request: Request, parts: Collection[str] | None = None) -> Non
     """Refuse what cannot be done.
 
     Raises:
-        ConfigError: A row of ``LIMITS`` applies, the first one.
+        ConfigError: One of ``LIMITS`` applies, the first one.
     """
     check_limits(LIMITS, request, parts)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from runtime.data.plan import NO_SAMPLE, Step, StepPlan
+from runtime.data.plan import NO_ROW, Step, StepPlan
 from runtime.static.buffers import InputSlot
 from runtime.static.channels import Lane
 from runtime.training.method import Trainee
@@ -75,7 +75,7 @@ class Feeder(threading.Thread):
         for row, index in enumerate(step.of_rank(group.rank, group.size)):
             for tensor in tensors.values():
                 tensor[row].zero_()
-            if index != NO_SAMPLE:
+            if index != NO_ROW:
                 self.trainee.fill(tensors, row, index, epoch=step.epoch)
 
 

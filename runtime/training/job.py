@@ -24,7 +24,7 @@ from runtime.training.targets import check_target, place_targets
 from runtime.training.trainer import RunResult, Trainer, nothing_run
 
 Show = Callable[[RunResult, Mapping[str, Any]], None]
-"""Takes how a run ended and the rows of its closing table, before the export."""
+"""Takes how a run ended and the lines of its closing table, before the export."""
 
 
 class Job:
@@ -67,7 +67,7 @@ class Job:
         fresh: bool = False,
         save_artifacts: bool = False,
         trust_artifacts: bool = False,
-        show: Show = lambda result, rows: None,
+        show: Show = lambda result, lines: None,
     ) -> RunResult:
         """Train from where the run folder stands to ``train.steps``, and export.
 
@@ -167,8 +167,8 @@ class Job:
         return result
 
     def _showing(self, show: Show, start: Start, result: RunResult) -> AbstractContextManager[None]:
-        rows = self._closing_rows(result, start.step)
-        return after_result(partial(show, result, rows))
+        lines = self._closing_lines(result, start.step)
+        return after_result(partial(show, result, lines))
 
     def record(self, result: RunResult) -> dict[str, Any]:
         """How a run ended, as JSON."""
@@ -182,22 +182,22 @@ class Job:
             "empty_steps": result.counts.empty,
             "seconds": result.seconds,
             "signal": result.signal.name if result.signal is not None else None,
-            **self.method.closing_rows(self.config),
+            **self.method.closing_lines(self.config),
             "threads": dict(result.rates),
             "summary": result.summary,
         }
 
-    def _closing_rows(self, result: RunResult, first_step: int) -> dict[str, Any]:
+    def _closing_lines(self, result: RunResult, first_step: int) -> dict[str, Any]:
         steps, count = self.config.train.steps, result.steps - first_step
         learned = bool(result.counts.learned)
-        rows: dict[str, Any] = {
+        lines: dict[str, Any] = {
             "run folder": str(self.folder),
             "steps": f"{result.steps} of {steps}",
-            **result.counts.unlearned_rows(),
+            **result.counts.unlearned_lines(),
             **({f"time of these {count} steps": f"{result.seconds:.0f} s"} if count else {}),
             **result.rates,
             "mask version": self.inputs.mask_version[:16],
-            **self.method.closing_rows(self.config),
+            **self.method.closing_lines(self.config),
             self.method.product: str(self.product) if learned else "none, nothing was learned",
             "picture": str(self.folder / PICTURE_FILE),
         }
@@ -205,8 +205,8 @@ class Job:
             name = result.signal.name
             goes_on = f"the same command goes on from step {result.steps}"
             done = result.steps >= steps
-            rows["stopped by"] = f"{name}; {'all steps were done' if done else goes_on}"
-        return rows
+            lines["stopped by"] = f"{name}; {'all steps were done' if done else goes_on}"
+        return lines
 
 
 def open_inputs(

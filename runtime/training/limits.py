@@ -1,8 +1,8 @@
-"""What a run may ask for that a part of the product cannot do yet: rows, asked at every door.
+"""What a run may ask for that a part of the product cannot do yet: limits, asked at every door.
 
-``prepare`` asks before a prompt is answered and ``train`` before a model is loaded, so a row never
-costs anybody an hour. Whoever teaches a part something new takes out its row. The rows here are of
-every method; a method has rows of its own.
+``prepare`` asks before a prompt is answered and ``train`` before a model is loaded, so a limit
+never costs anybody an hour. Whoever teaches a part something new takes out its limit. Those here
+are of every method; a method has limits of its own.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,9 +25,9 @@ GPU_ATTENTION = "attention on a GPU"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a command is asked to do: plain data, so that rows are tried without a GPU or a target.
+    """What a command is asked to do: plain data, tried without a GPU or a target.
 
-    What a door does not know is left out, and the rows that need it do not apply.
+    What a door does not know is left out, and the limits that need it do not apply.
     """
 
     config: Config
@@ -44,14 +44,14 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """One row: something that can be asked for and not be done."""
+    """Something that can be asked for and not be done."""
 
     field: str
     """What to name, as the run file spells it."""
     parts: tuple[str, ...]
     """Which parts cannot do it."""
     found: Callable[[Any], Any]
-    """Takes the request; the value that cannot be done, None where the row does not apply."""
+    """Takes the request; the value that cannot be done, None where the limit does not apply."""
     rule: str
     """What to set instead; ``{name}`` stands for a field of the request."""
 
@@ -68,12 +68,12 @@ def check_limits(
     """Refuse what cannot be done.
 
     Args:
-        limits: The rows of a method.
+        limits: Those of a method.
         request: What is asked for.
         parts: The parts that the command uses; all of them where left out.
 
     Raises:
-        ConfigError: A row applies, the first one.
+        ConfigError: A limit applies, the first one.
     """
     for limit in limits:
         if parts is None or not set(parts).isdisjoint(limit.parts):

@@ -214,7 +214,7 @@ class Method(Protocol[C]):
         del folder
         return ()
 
-    def closing_rows(self, config: C) -> dict[str, str]:
+    def closing_lines(self, config: C) -> dict[str, str]:
         """What a run's closing table says of the method's settings."""
         del config
         return {}

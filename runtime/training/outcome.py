@@ -28,7 +28,7 @@ class StepCounts:
         """Steps without a supervised token."""
         return self.begun - self.learned - self.skipped
 
-    def unlearned_rows(self) -> dict[str, str]:
+    def unlearned_lines(self) -> dict[str, str]:
         """For people: of steps that changed nothing, if there are any."""
         found = {
             "skipped": (self.skipped, "a loss or gradient that was not finite"),

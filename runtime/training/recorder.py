@@ -7,7 +7,7 @@ from typing import Any
 
 from maskgen.faults import told
 from runtime.config import TrainConfig
-from runtime.data.plan import Step, StepPlan
+from runtime.data.plan import NO_ROW, Step, StepPlan
 from runtime.training.checkpoint import save_checkpoint
 from runtime.training.method import Method
 from runtime.training.metrics import METRICS_FILE, MetricsLog, interval_metrics
@@ -77,7 +77,9 @@ class Recorder:
             NonFiniteError: Too many steps in a row were not finite.
         """
         self._stepped = time.monotonic()
-        self._interval_tokens += sum(int(self.plan.lengths[s]) for s in step.samples if s >= 0)
+        self._interval_tokens += sum(
+            int(self.plan.lengths[row]) for row in step.rows if row != NO_ROW
+        )
         looks = (self.train.steps, self._first_look)
         if finished % self.train.log_every == 0 or finished in looks:
             self.log(replica, finished)

@@ -171,7 +171,7 @@ def batches(config, stored):
         # Epoch and step counted here: the plan's own words are not taken for it.
         step, epoch = session.plan[number], number // session.plan.steps_per_epoch
         entry, batch = session.entries[step.bucket], []
-        for index in step.samples:
+        for index in step.rows:
             if index < 0:
                 continue
             sample = samples[index]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime.config import TrainConfig
-from runtime.data.plan import NO_SAMPLE, Step
+from runtime.data.plan import NO_ROW, Step
 from runtime.dflash.method import METHOD
 from runtime.training import metrics as metrics_module
 from runtime.training import recorder as recorder_module
@@ -68,7 +68,7 @@ def test_each_row_has_the_tokens_steps_and_time_of_its_own_interval(tmp_path, mo
     )
     clock.now = 7.0
     recorder.start()
-    batches = [(0, 1), (2, NO_SAMPLE), (3, 3), (1, 1), (NO_SAMPLE, 0)]
+    batches = [(0, 1), (2, NO_ROW), (3, 3), (1, 1), (NO_ROW, 0)]
     for number, samples in enumerate(batches):
         clock.now += 0.5 * (number + 1)
         recorder.after_step(replica, number + 1, Step(number, 0, 16, samples))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from maskgen.cli import main as maskgen
 from runtime.data.dataset import Dataset
-from runtime.data.plan import NO_SAMPLE
+from runtime.data.plan import NO_ROW
 from runtime.evaluate import main as evaluate
 from runtime.export import main as export
 from runtime.methods import read_run
@@ -114,7 +114,7 @@ def test_its_first_loss_is_that_of_a_mask_drawn_by_hand(root, trained):
     first = {name: weight.double() for name, weight in trainee.first_weights().items()}
 
     total, weight = 0.0, 0.0
-    for number in set(step.samples) - {NO_SAMPLE}:
+    for number in set(step.rows) - {NO_ROW}:
         sample = dataset.sample(number)
         ids, learned = sample.input_ids.long(), sample.loss_mask
         x = first["embed.weight"][ids]
