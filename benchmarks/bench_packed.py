@@ -28,7 +28,7 @@ import torch
 from benchmarks.packed_load import SIZES, PackedLoad, make_load
 from benchmarks.packed_ways import WAYS, Ran
 from benchmarks.results import Results
-from runtime.data.plan import NO_SAMPLE, Step
+from runtime.data.plan import NO_ROW, Step
 from runtime.ranks.devices import enter_thread, place
 
 DEFAULT_WAYS = "packed,hf rows,hf padded"
@@ -39,7 +39,7 @@ def speeds(load: PackedLoad, steps: Sequence[Step], ran: Ran) -> dict[int, float
     tokens = load.inputs.rows.lengths
     found: dict[int, list[float]] = {}
     for step, seconds in zip(steps, ran.seconds, strict=True):
-        used = sum(int(tokens[number]) for number in step.samples if number != NO_SAMPLE)
+        used = sum(int(tokens[number]) for number in step.rows if number != NO_ROW)
         found.setdefault(step.bucket, []).append(used / seconds)
     return {length: statistics.median(found[length]) for length in sorted(found)}
 

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.packed_load import PackedLoad
 from runtime.config import TrainConfig
-from runtime.data.plan import NO_SAMPLE, Step
+from runtime.data.plan import NO_ROW, Step
 from runtime.packed.packing import PackedRows
 from runtime.packed.trainee import PackedTrainee
 from runtime.ranks.collectives import make_groups
@@ -111,8 +111,8 @@ def _filled(replica: Replica, trainee: PackedTrainee, steps: Sequence[Step]) -> 
         tensors = slot.open(replica.fields(step.bucket))
         for tensor in tensors.values():
             tensor.zero_()
-        for row, number in enumerate(step.samples):
-            if number != NO_SAMPLE:
+        for row, number in enumerate(step.rows):
+            if number != NO_ROW:
                 trainee.fill(tensors, row, number, epoch=step.epoch)
         slot.send()
         slots.append(slot)
@@ -179,7 +179,7 @@ def _adamw(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
 def row_batches(load: PackedLoad, steps: Sequence[Step], device: torch.device) -> list[Batch]:
     """The rows themselves, with positions that begin at 0 in each document."""
     return [
-        _batch([_row_of(load, number, step.bucket) for number in step.samples], device)
+        _batch([_row_of(load, number, step.bucket) for number in step.rows], device)
         for step in steps
     ]
 
@@ -188,7 +188,7 @@ def padded_batches(load: PackedLoad, steps: Sequence[Step], device: torch.device
     """Each document of the rows a row of its own, padded to the longest."""
     batches = []
     for step in steps:
-        documents = [list(tokens) for number in step.samples for tokens in _texts(load, number)]
+        documents = [list(tokens) for number in step.rows for tokens in _texts(load, number)]
         longest = max(map(len, documents))
         rows = [_row([tokens], longest) for tokens in documents]
         batch = _batch(rows, device)
@@ -202,7 +202,7 @@ def padded_batches(load: PackedLoad, steps: Sequence[Step], device: torch.device
 
 def _texts(load: PackedLoad, number: int) -> Iterator[list[int]]:
     assert isinstance(load.inputs.rows, PackedRows)
-    for document in load.inputs.rows.documents[number] if number != NO_SAMPLE else ():
+    for document in load.inputs.rows.documents[number] if number != NO_ROW else ():
         yield load.inputs.dataset.sample(document).input_ids.tolist()
 
 
