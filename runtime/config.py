@@ -194,6 +194,16 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateConfig:
+    """``[evaluate]``: held-out data."""
+
+    every: int = setting(0, at_least=0)
+    """Steps between two scores of the held-out data while a run trains; 0 takes none."""
+    samples: int = setting(0, at_least=0)
+    """Held-out samples that such a score is made of; 0 for all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """A whole run file; a method adds its own keys and sections in a class below this one."""
 
@@ -203,6 +213,7 @@ class Config:
     masks: Mapping[str, Any] = field(default_factory=dict)
     """The raw ``[masks]`` table; ``maskgen.spec`` checks it."""
     train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig, metadata=UNSHAPING)
 
     @property
     def cache(self) -> str:

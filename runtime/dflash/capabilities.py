@@ -15,6 +15,7 @@ STEP = "the training step"
 DECODING = "decoding"
 EXPORT = "export"
 HAND_OVER = "handing features over"
+SCORING = "scoring held-out text with features of another device"
 HIDDEN_STATES = "reading hidden states"
 STARTING = "starting from the target's layers"
 
@@ -90,6 +91,10 @@ def _idle_targets(request: Request) -> str | None:
     return (request.features == "stored" and request.config.run.target_devices) or None
 
 
+def _scored_from_afar(request: Request) -> int | None:
+    return (request.config.run.target_devices and request.config.evaluate.every) or None
+
+
 def _unusable_target(request: Request) -> str | None:
     outline = request.outline
     reason = outline and outline.unusable
@@ -154,6 +159,12 @@ LIMITS: tuple[Limit, ...] = (
         found=_idle_targets,
         rule="it must be empty where features are stored beside the samples; or prepare the data "
         'with data.features = "online"',
+    ),
+    Limit(
+        field="evaluate.every",
+        parts=(SCORING,),
+        found=_scored_from_afar,
+        rule="it must be 0 where run.target_devices names devices",
     ),
     Limit(
         field="target.model",

@@ -10,7 +10,7 @@ from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.preparation import Preparation
-from runtime.dflash.buckets import run_specs
+from runtime.dflash.buckets import heldout_specs, run_specs
 from runtime.dflash.capabilities import EXPORT, Request, check_request
 from runtime.dflash.embedding import fed_scale, serving_note
 from runtime.dflash.folder import is_of
@@ -49,6 +49,14 @@ class DFlash(Method[DFlashConfig]):
             colour="tab:green",
         ),
         Plot(
+            key="heldout_tau",
+            axis=TAU,
+            label="drafts checked against held-out text, with 95 % intervals",
+            colour="tab:orange",
+            style=".-",
+            ends=("heldout_low", "heldout_high"),
+        ),
+        Plot(
             key="tau",
             axis=TAU,
             label="draft-and-verify on held-out prompts",
@@ -64,6 +72,10 @@ class DFlash(Method[DFlashConfig]):
     def specs(self, config: DFlashConfig) -> dict[int, MaskSpec]:
         """The run's entries by context."""
         return run_specs(config)
+
+    def heldout_specs(self, config: DFlashConfig) -> dict[int, MaskSpec]:
+        """The parametric entries, which take any anchors."""
+        return heldout_specs(config)
 
     def check(
         self, config: DFlashConfig, placement: Placement, ranks: int, dataset: Dataset | None = None

@@ -5,6 +5,7 @@ features -> labels and draft inputs -> drafter -> loss, and the sums that the me
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,39 +38,23 @@ def sum_names(draft_block_size: int) -> tuple[str, ...]:
     )
 
 
-class DraftObjective:
-    """The loss of one bucket.
-
-    Its weight is the sum of the weights that ``block_targets`` gives, known before the forward
-    pass. With D-PACE, whose own weights follow the logits, that is the number of supervised slots:
-    the sum of its own would undo what it says of a block, and with slots, not blocks, counted, the
-    gradients that ``train.clip`` sees keep their scale where answers end inside a block.
+class DraftBucket:
+    """One bucket's static inputs, and what a drafter reads of them.
 
     Args:
         drafter: Its parameters are views into the optimizer's flat tensors.
         target: Frozen parts.
         masks: The bucket's masks.
         context: Tokens of a row.
-        gamma: Loss decay; 0 with D-PACE.
-        loss_of: ``draft_loss``, or another form of it, see ``loss_on_device``.
     """
 
     def __init__(
-        self,
-        *,
-        drafter: Drafter,
-        target: FrozenTarget,
-        masks: BucketMasks,
-        context: int,
-        gamma: float,
-        loss_of: Callable[..., HeadLoss],
+        self, *, drafter: Drafter, target: FrozenTarget, masks: BucketMasks, context: int
     ) -> None:
         self.drafter = drafter
         self.target = target
         self.masks = masks
         self.context = context
-        self.gamma = gamma
-        self.loss_of = loss_of
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -86,12 +71,36 @@ class DraftObjective:
             fields["features"] = Field((B, S, width), remote or torch.bfloat16, remote is None)
         return fields
 
+    def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The target's hidden states, ``[B, S, K*H]``: computed here, or come with the inputs."""
+        if self.target.features is not None:
+            return self.target.features(inputs["input_ids"])
+        return inputs["features"]
+
+
+class DraftObjective(DraftBucket):
+    """The loss of one bucket.
+
+    Its weight is the sum of the weights that ``block_targets`` gives, known before the forward
+    pass. With D-PACE, whose own weights follow the logits, that is the number of supervised slots:
+    the sum of its own would undo what it says of a block, and with slots, not blocks, counted, the
+    gradients that ``train.clip`` sees keep their scale where answers end inside a block.
+
+    Args:
+        gamma: Loss decay; 0 with D-PACE.
+        loss_of: ``draft_loss``, or another form of it, see ``loss_on_device``.
+        bucket: As ``DraftBucket``.
+    """
+
+    def __init__(self, *, gamma: float, loss_of: Callable[..., HeadLoss], **bucket: Any) -> None:
+        super().__init__(**bucket)
+        self.gamma = gamma
+        self.loss_of = loss_of
+
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The summed loss with its graph, and the sums of ``sum_names``."""
         self.masks.update(inputs)
-        features = inputs.get("features")
-        if self.target.features is not None:
-            features = self.target.features(inputs["input_ids"])
+        features = self.features(inputs)
         anchors, n_valid = self.masks.params["anchors"], self.masks.params["n_valid"]
         targets = block_targets(
             inputs["input_ids"],
@@ -120,8 +129,7 @@ class DraftObjective:
 
 def _sums(loss: Tensor, correct: Tensor, weights: Tensor, n_valid: Tensor, kept: Tensor) -> Tensor:
     trained = (weights > 0).float()
-    whole = trained.prod(dim=-1)
-    accepted = ((correct * trained).cumprod(dim=-1).sum(dim=-1) + 1) * whole
+    whole, accepted = accepted_tokens(correct, trained)
     singles = torch.stack(
         (
             loss.detach(),
@@ -148,6 +156,21 @@ def loss_on_device(
     if backend_of(drafter.fc.weight.device).compiled:
         return compiled_loss(drafter, dpace_alpha=dpace_alpha)
     return _draft_loss_by(head_loss, drafter, dpace_alpha)
+
+
+def accepted_tokens(correct: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
+    """What a target call would give of each draft block if drafts were checked against the data.
+
+    Args:
+        correct: float32 ``[B, N, slots]``, 1 where a draft is right.
+        trained: float32 ``[B, N, slots]``, 1 where there is a token to compare with.
+
+    Returns:
+        float32 ``[B, N]`` each: 1 where all of a block's slots are trained, and there 1 plus the
+        drafts right in a row.
+    """
+    whole = trained.prod(dim=-1)
+    return whole, ((correct * trained).cumprod(dim=-1).sum(dim=-1) + 1) * whole
 
 
 def compiled_loss(drafter: Drafter, *, dpace_alpha: float | None = None) -> Callable[..., HeadLoss]:
@@ -196,12 +219,26 @@ def draft_loss(
         attention: Holds the mask.
         head_loss: ``runtime.dflash.loss.head_loss``, compiled or by D-PACE or as it is.
     """
+    rows = draft_rows(drafter, target, input_ids, features, anchors, attention)
+    return head_loss(rows, target.head_weight, labels.flatten(), weights.flatten())
+
+
+def draft_rows(
+    drafter: Drafter,
+    target: FrozenTarget,
+    input_ids: Tensor,
+    features: Tensor,
+    anchors: Tensor,
+    attention: Attention,
+) -> Tensor:
+    """What the head reads of all slots but the first, ``[B*N*slots, H]``; see ``draft_loss``."""
     size = drafter.config.draft_block_size
     S = input_ids.shape[1]
     positions = anchors.long()[..., None] + torch.arange(size, device=anchors.device)
     x = drafter.block_inputs(input_ids.gather(1, anchors.long()), target.embed_weight)
-    # Nobody reads this gradient; with it the first layer is compiled in the form of all others.
-    x.requires_grad_()
+    if torch.is_grad_enabled():
+        # Nobody reads this gradient; with it the first layer is compiled as all others are.
+        x.requires_grad_()
     hidden = drafter(
         x,
         drafter.fuse(features, target.feature_scale),
@@ -209,5 +246,5 @@ def draft_loss(
         positions.flatten(1),
         attention,
     )
-    rows = hidden.unflatten(1, (-1, size))[:, :, 1:].flatten(0, 2)
-    return head_loss(rows, target.head_weight, labels.flatten(), weights.flatten())
+    rows: Tensor = hidden.unflatten(1, (-1, size))[:, :, 1:].flatten(0, 2)
+    return rows

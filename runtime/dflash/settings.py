@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from runtime.config import UNSHAPING, Config, DataConfig, TargetConfig, TrainConfig, setting
+from runtime.config import (
+    UNSHAPING,
+    Config,
+    DataConfig,
+    EvaluateConfig,
+    TargetConfig,
+    TrainConfig,
+    setting,
+)
 from runtime.errors import ConfigError
 
 
@@ -55,8 +63,8 @@ class DFlashTrain(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluateConfig:
-    """``[evaluate]``: draft-and-verify on held-out prompts."""
+class DFlashEvaluate(EvaluateConfig):
+    """``[evaluate]``: draft-and-verify on held-out prompts, and tau while a run trains."""
 
     prompts: int = setting(24, at_least=1)
     """Held-out prompts used."""
@@ -72,7 +80,7 @@ class DFlashConfig(Config):
     data: DFlashData = field(default_factory=DFlashData, metadata=UNSHAPING)
     drafter: DrafterOptions = field(default_factory=DrafterOptions)
     train: DFlashTrain = field(default_factory=DFlashTrain)
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig, metadata=UNSHAPING)
+    evaluate: DFlashEvaluate = field(default_factory=DFlashEvaluate, metadata=UNSHAPING)
 
 
 def as_dflash(config: Config) -> DFlashConfig:

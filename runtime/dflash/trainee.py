@@ -13,12 +13,12 @@ from runtime.dflash.buckets import context_of
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.drafter import Drafter, backward_stages
 from runtime.dflash.folder import target_record
+from runtime.dflash.heldout import HeldOutDrafts
 from runtime.dflash.loss import HeadLoss
 from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
 from runtime.dflash.published import FEATURE_SCALE, TARGET, save_published
+from runtime.dflash.samples import bucket_masks, fill_sample
 from runtime.dflash.settings import DFlashConfig
-from runtime.errors import SampleTooLongError
-from runtime.static.masks import BucketMasks
 from runtime.target.frozen import FrozenTarget
 from runtime.training.inputs import Inputs
 from runtime.training.method import Trainee
@@ -62,6 +62,13 @@ class DrafterTrainee(Trainee):
             FEATURE_SCALE: list(inputs.dataset.feature_scale),
             TARGET: target_record(inputs.dataset.meta),
         }
+        if inputs.heldout is not None:
+            self.heldout = HeldOutDrafts(
+                inputs.heldout,
+                targets,
+                draft_block_size=network.draft_block_size,
+                samples=config.evaluate.samples,
+            )
         self._weights = weights
         self._losses: dict[nn.Module, Callable[..., HeadLoss]] = {}
         self._choosers = {
@@ -111,18 +118,8 @@ class DrafterTrainee(Trainee):
 
     def fill(self, tensors: Mapping[str, Tensor], row: int, number: int, *, epoch: int) -> None:
         """Write a sample, and its layout or its anchors, into one row; see ``Trainee.fill``."""
-        sample = self.dataset.sample(number)
-        length, context = len(sample.input_ids), tensors["input_ids"].shape[1]
-        if length > context:
-            raise SampleTooLongError(
-                f"sample {number} has {length} tokens, and its bucket holds {context}: the data "
-                "were changed since the run began; prepare them again"
-            )
-        tensors["input_ids"][row, :length] = sample.input_ids
-        tensors["loss_mask"][row, :length] = sample.loss_mask
-        if sample.features is not None and "features" in tensors:
-            tensors["features"][row, :length] = sample.features
-        loss_mask = sample.loss_mask.numpy()
+        loss_mask = fill_sample(tensors, row, self.dataset, number).loss_mask.numpy()
+        context = tensors["input_ids"].shape[1]
         key = {"seed": self.config.run.seed, "epoch": epoch, "sample": number}
         if "layout" in tensors:
             tensors["layout"][row] = self._choosers[context].choose(loss_mask, **key)
@@ -165,10 +162,7 @@ def bucket_objective(
         gamma: Loss decay.
         loss_of: One for all buckets of a drafter, see ``loss_on_device``.
     """
-    device = drafter.fc.weight.device
-    anchors = entry.bucket.Q_LEN // drafter.config.draft_block_size
-    shapes = {"anchors": (anchors,), "n_valid": ()}
-    masks = BucketMasks(entry, batch, device, None if entry.kind == "layouts" else shapes)
+    masks = bucket_masks(drafter, entry, batch)
     return DraftObjective(
         drafter=drafter,
         target=target,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from runtime.config import UNSHAPING, Config, TrainConfig, setting
+from runtime.config import UNSHAPING, Config, EvaluateConfig, TrainConfig, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class PackedTrain(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackedEvaluate:
+class PackedEvaluate(EvaluateConfig):
     """``[evaluate]``: the loss on held-out documents."""
 
     documents: int = setting(256, at_least=1)

@@ -17,8 +17,9 @@ from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.plan import StepPlan
 from runtime.data.prepared import check_prepared
-from runtime.errors import DatasetError
+from runtime.errors import DatasetError, NoSamplesError
 from runtime.training.entries import load_buckets
+from runtime.training.heldout import HeldOutInputs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +56,8 @@ class Inputs:
     """Of rows."""
     entries: Mapping[int, MaskEntry]
     """Bucket length -> entry, of every bucket that rows fall into."""
+    heldout: HeldOutInputs | None
+    """What the run is scored on meanwhile, if it is; it shapes nothing."""
     mask_version: str
     """Id of the cache version that the entries were read from."""
     shaping: Mapping[str, Any]
@@ -72,6 +75,7 @@ def gather_inputs(
     specs: Mapping[int, MaskSpec],
     dataset: Dataset,
     rows: Rows,
+    heldout_specs: Mapping[int, MaskSpec],
 ) -> Inputs:
     """Plan the steps and load the masks that they need.
 
@@ -81,8 +85,12 @@ def gather_inputs(
         specs: Bucket length -> the run's mask entry, ascending.
         dataset: Training samples.
         rows: Made of them.
+        heldout_specs: Bucket length -> entry that held-out rows are scored on; empty where the
+            run is not scored.
 
     Raises:
+        DatasetError: The held-out split cannot be read, or is of other data.
+        NoSamplesError: It is empty.
         BucketMissingError: The cache lacks an entry.
         StoreNotFoundError: There is no cache.
     """
@@ -95,11 +103,29 @@ def gather_inputs(
         rows=rows,
         plan=plan,
         entries=entries,
+        heldout=_heldout(dataset, heldout_specs, store, config_path),
         mask_version=next(iter(entries.values())).version,
         shaping=shapes,
         fingerprint=cache.sha256_hex(json.dumps(shapes, sort_keys=True).encode()),
         config_type=type(config),
     )
+
+
+def _heldout(
+    dataset: Dataset, specs: Mapping[int, MaskSpec], store: cache.Store, config_path: str
+) -> HeldOutInputs | None:
+    if not specs:
+        return None
+    heldout = Dataset.open(dataset.folder, "heldout")
+    if heldout.meta != dataset.meta:
+        raise DatasetError(f"{dataset.folder} was replaced meanwhile; run the same command again")
+    if not len(heldout):
+        raise NoSamplesError(
+            f"{dataset.folder} must hold held-out samples to score; set data.heldout and "
+            f"{PREPARE}, or set evaluate.every = 0",
+            {},
+        )
+    return HeldOutInputs(dataset=heldout, entries=load_buckets(store, specs, config_path))
 
 
 def open_data(config: Config, longest: int) -> Dataset:

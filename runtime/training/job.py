@@ -183,6 +183,7 @@ class Job:
             "seconds": result.seconds,
             "signal": result.signal.name if result.signal is not None else None,
             **self.method.closing_lines(self.config),
+            **({"scores": dict(result.scores)} if result.scores else {}),
             "threads": dict(result.rates),
             "summary": result.summary,
         }
@@ -195,6 +196,7 @@ class Job:
             "steps": f"{result.steps} of {steps}",
             **result.counts.unlearned_lines(),
             **({f"time of these {count} steps": f"{result.seconds:.0f} s"} if count else {}),
+            **result.scores,
             **result.rates,
             "mask version": self.inputs.mask_version[:16],
             **self.method.closing_lines(self.config),
@@ -228,11 +230,19 @@ def open_inputs(
         StoreNotFoundError: There is no cache.
     """
     specs = method.specs(config)
+    heldout_specs = method.heldout_specs(config) if config.evaluate.every else {}
     method.check(config, placement, ranks)
     dataset = open_data(config, max(specs))
     method.check(config, placement, ranks, dataset)
     rows = method.rows(config, dataset, tuple(specs))
-    return gather_inputs(config, config_path, specs=specs, dataset=dataset, rows=rows)
+    return gather_inputs(
+        config,
+        config_path,
+        specs=specs,
+        dataset=dataset,
+        rows=rows,
+        heldout_specs=heldout_specs,
+    )
 
 
 def _say_nothing(line: str) -> None:

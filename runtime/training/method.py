@@ -16,10 +16,12 @@ from maskgen.mask_spec import MaskSpec
 from runtime.config import Config
 from runtime.data.dataset import Dataset
 from runtime.data.preparation import Preparation, tokens_only
+from runtime.errors import ConfigError
 from runtime.ranks.devices import Placement
 from runtime.static.step import Objective
 from runtime.training.entries import named_specs
 from runtime.training.evaluation import Evaluation
+from runtime.training.heldout import HeldOut
 from runtime.training.inputs import Inputs, Rows, sample_rows
 from runtime.training.limits import COMMON, Request, check_limits
 from runtime.training.metrics import ratio
@@ -39,6 +41,8 @@ class Trainee(Protocol):
     """What ``export`` needs beside the weights, as JSON; kept in every checkpoint."""
     memory_hint: str = "lower train.global_batch, or the longest rows in [masks]"
     """What to lower where a device runs out of memory."""
+    heldout: HeldOut | None = None
+    """What it is scored by while it trains, of ``Inputs.heldout``; None where that is."""
     remote_targets: Sequence[RemoteTarget] = ()
     """Models on devices of their own that fill a slot's ``features``; mostly none."""
 
@@ -115,6 +119,18 @@ class Method(Protocol[C]):
             MaskSpecError: ``[masks]`` is wrong.
         """
         return named_specs(config, config.train.masks, lambda spec: spec.Q_LEN)
+
+    def heldout_specs(self, config: C) -> dict[int, MaskSpec]:
+        """The entries that held-out rows are scored on, by bucket length, ascending.
+
+        Asked where ``evaluate.every`` is above 0, and refused unless said otherwise.
+
+        Raises:
+            ConfigError: ``[masks]`` has none for it, or the method has no such score.
+            MaskSpecError: ``[masks]`` is wrong.
+        """
+        rule = f"must be 0 where run.method = {config.run.method!r}, which has no such score yet"
+        raise ConfigError("evaluate.every", config.evaluate.every, rule)
 
     def preparation(self, config: C) -> Preparation:
         """What ``runtime.prepare`` makes of the prompts: tokens only, unless said otherwise.

@@ -120,8 +120,7 @@ class MetricsLog:
         Raises:
             OSError: The file cannot be written.
         """
-        with naming(self.path), self.path.open("ab") as file:
-            file.write(_line(row))
+        self._append(row)
         shown = "".join(f"{name} {_shown(row[key])}  " for name, key in self.shown.items())
         shown += f"{row['step_ms']:.0f} ms/step  {row['tokens_per_s']:,.0f} tokens/s"
         if row["skipped"]:
@@ -131,8 +130,24 @@ class MetricsLog:
                 self._bar.update(row["step"] - self._bar.n)
                 self._bar.set_postfix_str(shown, refresh=False)
             return
+        self._show_step(row["step"], shown)
+
+    def write_score(self, row: Mapping[str, Any], line: str) -> None:
+        """Append the row of a held-out score and show its line.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self._append(row)
+        self._show_step(row["step"], line)
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        with naming(self.path), self.path.open("ab") as file:
+            file.write(_line(row))
+
+    def _show_step(self, step: int, line: str) -> None:
         passed = time.monotonic() - self._began
-        self._show(f"step {row['step']}/{self.total_steps}  {shown}  {passed:.0f} s")
+        self._show(f"step {step}/{self.total_steps}  {line}  {passed:.0f} s")
 
     def close(self) -> None:
         """End the bar."""

@@ -41,6 +41,11 @@ def draw_metrics(
             if steps:
                 label = plot.label or None
                 panel.plot(steps, values, plot.style, color=plot.colour, label=label)
+                if plot.ends is not None:
+                    low, high = plot.ends
+                    whole = [row for row in rows if _has(row, low) and _has(row, high)]
+                    ends = [[row[key] for row in whole] for key in ("step", low, high)]
+                    panel.vlines(*ends, color=plot.colour, alpha=0.5)
         panel.set_ylabel(axis)
         panel.grid(visible=True, alpha=0.3)
         if panel.get_legend_handles_labels()[1]:
@@ -74,5 +79,9 @@ def draw_run(
 
 
 def _series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    found = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), (int, float))]
+    found = [(row["step"], row[key]) for row in rows if _has(row, key)]
     return [step for step, _ in found], [value for _, value in found]
+
+
+def _has(row: Mapping[str, Any], key: str) -> bool:
+    return isinstance(row.get(key), (int, float))

@@ -20,3 +20,5 @@ class Plot:
     """Its name in the picture's legend."""
     colour: str = "tab:blue"
     style: str = "-"
+    ends: tuple[str, str] | None = None
+    """Keys of the lower and the upper end of its interval, where it has one."""

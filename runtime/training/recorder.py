@@ -13,6 +13,7 @@ from runtime.training.method import Method
 from runtime.training.metrics import METRICS_FILE, MetricsLog, interval_metrics
 from runtime.training.outcome import check_skips
 from runtime.training.replica import Replica
+from runtime.training.watch import Watch
 
 
 class Recorder:
@@ -28,6 +29,7 @@ class Recorder:
         report: Takes a line for people.
         first_step: Where this run begins.
         skips_in_a_row: Steps that were skipped one after another up to there.
+        watch: Scores the held-out data, if anything does.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Recorder:
         report: Callable[[str], None],
         first_step: int,
         skips_in_a_row: int = 0,
+        watch: Watch | None = None,
     ) -> None:
         self.folder = folder
         self.train = train
@@ -50,6 +53,7 @@ class Recorder:
         self.published = published
         self.fingerprint = fingerprint
         self.report = report
+        self.watch = watch
         self._log = MetricsLog(
             folder / METRICS_FILE,
             first_step=first_step,
@@ -83,6 +87,21 @@ class Recorder:
         looks = (self.train.steps, self._first_look)
         if finished % self.train.log_every == 0 or finished in looks:
             self.log(replica, finished)
+        if self.watch is not None and self.watch.is_due(finished):
+            self._score(self.watch, replica, finished)
+
+    def _score(self, watch: Watch, replica: Replica, finished: int) -> None:
+        # What is left of the steps themselves is theirs.
+        replica.pool.synchronize()
+        began = self._stepped = time.monotonic()
+        score = watch.score(replica, finished)
+        self._log.write_score(watch.row(score), watch.line(score))
+        self._leave_out(time.monotonic() - began)
+
+    def _leave_out(self, seconds: float) -> None:
+        """The interval's speed is that of the steps."""
+        self._interval_began += seconds
+        self._stepped += seconds
 
     def log(self, replica: Replica, finished: int, *, ended: bool = False) -> None:
         """Write the interval's row and begin the next.
@@ -127,8 +146,7 @@ class Recorder:
             keep=self.train.keep,
         )
         self._saved = finished
-        # The interval's speed is that of the steps.
-        self._interval_began += time.monotonic() - began
+        self._leave_out(time.monotonic() - began)
 
     def end(self, replica: Replica | None, finished: int, error: BaseException | None) -> None:
         """Log the interval that was broken off, save the last step, and close the log.

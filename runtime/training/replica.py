@@ -16,9 +16,11 @@ from runtime.static.graph import GraphPool
 from runtime.static.optimizer import AdamWSettings, FlatAdamW
 from runtime.static.step import COUNTERS, TrainStep
 from runtime.static.step_set import StepSet
+from runtime.training.heldout import HeldOut
 from runtime.training.method import Trainee
 from runtime.training.outcome import StepCounts, step_counts
 from runtime.training.saved_state import MASTER
+from runtime.training.scoring import Scoring
 
 
 class Replica:
@@ -31,6 +33,7 @@ class Replica:
         entries: Bucket length -> mask entry, of every bucket in use.
         train: Optimisation settings.
         num_slots: Input slots, see ``input_slots``.
+        heldout: What this device scores meanwhile, if anything.
     """
 
     # Tensors that were made in the caller's inference mode could not be trained or written to.
@@ -44,6 +47,7 @@ class Replica:
         entries: Mapping[int, MaskEntry],
         train: TrainConfig,
         num_slots: int = 2,
+        heldout: HeldOut | None = None,
     ) -> None:
         self.group = group
         self.device = placement.devices[group.index]
@@ -81,6 +85,16 @@ class Replica:
             for length, step in self.train_steps.items()
         }
         self.steps = StepSet(steps, self.pool, memory_hint=trainee.memory_hint)
+        self.scoring: Scoring | None = None
+        if heldout is not None:
+            self.scoring = Scoring(
+                heldout,
+                self.module,
+                self.pool,
+                batch=batch,
+                index=group.index,
+                memory_hint=trainee.memory_hint,
+            )
 
     def prepare(self, report: Callable[[str], None]) -> None:
         """Warm up and capture every bucket, largest first, on the calling thread.
@@ -91,8 +105,12 @@ class Replica:
         enter_thread(self.device, self.threads)
         self.pool.wait_for_device()
         self.steps.warm_up(report)
+        if self.scoring is not None:
+            self.scoring.warm_up(report)
         self.exchange.reducing = self.group.size > 1
         self.steps.capture()
+        if self.scoring is not None:
+            self.scoring.capture()
         with self.pool.activated():
             self.totals.zero_()
         self.pool.synchronize()
@@ -158,6 +176,8 @@ class Replica:
     def teardown(self) -> None:
         """Free the graphs."""
         self.steps.teardown()
+        if self.scoring is not None:
+            self.scoring.teardown()
 
 
 def adamw_settings(train: TrainConfig) -> AdamWSettings:

@@ -30,6 +30,7 @@ from runtime.training.replica import Replica
 from runtime.training.saved_state import master_weights
 from runtime.training.target_worker import TargetReplica
 from runtime.training.threads import Threads
+from runtime.training.watch import Watch
 from runtime.training.worker import Coordinator
 
 JOIN_S = 10.0
@@ -52,13 +53,21 @@ class RunResult:
     """What stopped it early, if anything did."""
     counts: StepCounts
     """What became of the steps."""
+    scores: Mapping[str, str]
+    """For people: the held-out scores, and what they cost; empty where there were none."""
 
 
 def nothing_run(counts: StepCounts, placement: Placement) -> RunResult:
     """The result of a run that was finished before."""
     summary = FreezeGuard().summary(0, 0, eager=placement.kind == "cpu")
     return RunResult(
-        steps=counts.begun, summary=summary, seconds=0.0, rates={}, signal=None, counts=counts
+        steps=counts.begun,
+        summary=summary,
+        seconds=0.0,
+        rates={},
+        signal=None,
+        counts=counts,
+        scores={},
     )
 
 
@@ -95,7 +104,8 @@ class Trainer:
         self.report = report
         self.groups: list[Group] = make_groups(placement, self.processes)
         entries, remote_targets = inputs.entries, trainee.remote_targets
-        size_recompile_limits(len(entries), len(self.groups))
+        scored = len(inputs.heldout.entries) if inputs.heldout is not None else 0
+        size_recompile_limits(len(entries) + scored, len(self.groups))
         self.replicas = [
             Replica(
                 group=group,
@@ -104,6 +114,8 @@ class Trainer:
                 entries=entries,
                 train=config.train,
                 num_slots=2 + -(-len(remote_targets) // len(self.groups)),
+                # One rank is enough: the others wait in their next collective meanwhile.
+                heldout=trainee.heldout if group.rank == 0 else None,
             )
             for group in self.groups
         ]
@@ -194,6 +206,7 @@ class Trainer:
             raise FrozenError(f"after freeze, and swallowed by whoever did it: {guard.counts}")
         replays = sum(replica.replays for replica in self.replicas)
         eager = self.replicas[0].device.type == "cpu"
+        watch = recorder.watch if recorder is not None else None
         summary = guard.summary(finished - first_step, replays, eager=eager)
         return RunResult(
             steps=finished,
@@ -202,6 +215,7 @@ class Trainer:
             rates=threads.rates(seconds),
             signal=coordinator.signal,
             counts=self.replicas[0].counts(),
+            scores=watch.closing_lines(seconds) if watch is not None else {},
         )
 
     def _break_off(self, coordinator: Coordinator) -> None:
@@ -224,8 +238,16 @@ class Trainer:
             fingerprint=self.inputs.fingerprint,
             report=self.report,
             first_step=first_step,
+            watch=self._make_watch(),
             skips_in_a_row=self.replicas[0].counts().skips_in_a_row,
         )
+
+    def _make_watch(self) -> Watch | None:
+        if self.trainee.heldout is None:
+            return None
+        watch = Watch(self.trainee.heldout, self.config)
+        self.report(watch.announcement())
+        return watch
 
     def _make_threads(
         self, coordinator: Coordinator, recorder: Recorder | None, first_step: int

@@ -59,8 +59,8 @@ def test_keys_of_one_method_are_unknown_to_another():
     for raw in ({"target": {"num_features": 3}}, {"train": {"gamma": 1.0}}):
         with pytest.raises(ConfigError, match="unknown key in"):
             parse_config(raw, Config)
-    with pytest.raises(ConfigError, match=r"unknown section; known are data, masks, run, target"):
-        parse_config({"evaluate": {}}, Config)
+    with pytest.raises(ConfigError, match=r"unknown section; known are data, evaluate, masks"):
+        parse_config({"drafter": {}}, Config)
 
 
 def test_settings_that_this_release_does_not_know_shape_a_run():
@@ -137,6 +137,8 @@ COUNTS = {
     "train.log_every": 1,
     "train.save_every": 1,
     "train.keep": 1,
+    "evaluate.every": 0,
+    "evaluate.samples": 0,
     "evaluate.prompts": 1,
     "evaluate.max_new_tokens": 1,
 }

@@ -145,3 +145,22 @@ def test_gpus_in_threads_give_the_losses_of_one(tmp_path, size):
     result, many, _ = train(prepared(tmp_path, "many", devices, global_batch=batch))
     assert result.summary.endswith(f"12 steps ({12 * size} graph replays)")
     np.testing.assert_allclose(losses(many), losses(one), rtol=1e-3)
+
+
+@pytest.mark.parametrize("anchors", ["layouts", "data"])
+def test_a_run_is_scored_in_graphs_of_its_own(tmp_path, anchors):
+    """At fp32 as the CPU scores it; the steps are those of a run that is not scored."""
+    runs = {}
+    for name, device, every in (("cpu", "cpu", 5), ("gpu", "cuda:0", 5), ("off", "cuda:0", 0)):
+        config = prepared(tmp_path, name, device, anchors=anchors)
+        config = replace(config, evaluate=replace(config.evaluate, every=every))
+        runs[name] = train(config)
+    expected = "0 compiles, 0 FX traces, 0 host mask builds, 12 steps (12 graph replays)"
+    assert runs["gpu"][0].summary == f"after freeze: {expected}"
+    cpu, gpu = ([row for row in runs[name][1] if "heldout_tau" in row] for name in ("cpu", "gpu"))
+    assert [row["step"] for row in gpu] == [row["step"] for row in cpu] == [5, 10, 12]
+    for ours, wanted in zip(gpu, cpu, strict=True):
+        # Of 93 positions one or two may choose otherwise where two logits are nearly the same.
+        assert ours["heldout_tau"] == pytest.approx(wanted["heldout_tau"], abs=0.05)
+    for name, weight in runs["off"][2].items():
+        assert torch.equal(runs["gpu"][2][name], weight), name

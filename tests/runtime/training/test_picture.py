@@ -38,6 +38,18 @@ def test_writes_a_png(tmp_path, rows):
     assert size == (880, 770)
 
 
+def test_a_held_out_score_is_drawn_with_its_interval(tmp_path):
+    def drawn(*scores):
+        rows = [*ROWS, *({"step": 30, **score} for score in scores)]
+        return pixels(draw_metrics(rows, METHOD.plots, tmp_path / "run.png"))[1]
+
+    score = {"heldout_tau": 1.4, "heldout_low": 1.3, "heldout_high": 1.5}
+    less = [{key: score[key] for key in score if key != left} for left in score]
+    pictures = [drawn(), drawn(score), drawn({**score, "heldout_low": 1.2}), drawn(less[1])]
+    assert len(set(pictures)) == 4
+    assert drawn(less[1]) == drawn(less[2])
+
+
 def test_every_series_is_drawn(tmp_path):
     def drawn(rows):
         return pixels(draw_metrics(rows, METHOD.plots, tmp_path / "run.png"))[1]

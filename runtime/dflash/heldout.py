@@ -1,0 +1,140 @@
+"""tau on held-out text while a drafter trains, drafts checked against the text itself.
+
+Every supervised position that a whole draft block follows is an anchor once: a sample's anchors go
+in ascending order into as many rows as they need.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from maskgen.buckets import BucketPlan
+from runtime.dflash.drafter import Drafter
+from runtime.dflash.loss import CHUNK_ROWS, block_targets
+from runtime.dflash.objective import DraftBucket, accepted_tokens, draft_rows
+from runtime.dflash.samples import bucket_masks, fill_sample
+from runtime.errors import NoSamplesError
+from runtime.target.frozen import FrozenTarget
+from runtime.training.heldout import HeldOutInputs, HeldOutRow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AnchorsRow(HeldOutRow):
+    """Some of a sample's anchors."""
+
+    anchors: NDArray[np.int64]
+    """Ascending."""
+
+
+class HeldOutDrafts:
+    """See ``runtime.training.heldout.HeldOut``.
+
+    Args:
+        inputs: Held-out samples, and parametric entries by context.
+        targets: Frozen parts, one for each of the process's devices.
+        draft_block_size: Tokens of a draft block, slot 0 included.
+        samples: The first so many are scored; 0 for all.
+
+    Raises:
+        NoSamplesError: None has an anchor.
+    """
+
+    name = "tau"
+    more_is_better = True
+
+    def __init__(
+        self,
+        inputs: HeldOutInputs,
+        targets: Sequence[FrozenTarget],
+        *,
+        draft_block_size: int,
+        samples: int = 0,
+    ) -> None:
+        self.dataset, self.entries = inputs.dataset, inputs.entries
+        self.targets = targets
+        buckets = BucketPlan(tuple(self.entries)).buckets_of(self.dataset.lengths)
+        count = min(samples or len(self.dataset), len(self.dataset))
+        self.rows: list[AnchorsRow] = []
+        for sample in range(count):
+            bucket = int(buckets[sample])
+            size = self.entries[bucket].bucket.Q_LEN // draft_block_size
+            found = whole_blocks(self.dataset.sample(sample).loss_mask.numpy(), draft_block_size)
+            self.rows += [
+                AnchorsRow(bucket=bucket, sample=sample, anchors=found[start : start + size])
+                for start in range(0, len(found), size)
+            ]
+        if not self.rows:
+            raise NoSamplesError(
+                f"{self.dataset.folder} must hold a held-out sample to score; choose others with "
+                "data.heldout and data.heldout_from, or set evaluate.every = 0",
+                {f"without {draft_block_size} supervised tokens in a row": count},
+            )
+
+    def scorer(self, module: nn.Module, length: int, batch: int, index: int) -> "DraftScorer":
+        """Drafts of one bucket; the layers of a drafter on a GPU are compiled by its loss."""
+        assert isinstance(module, Drafter)
+        masks = bucket_masks(module, self.entries[length], batch)
+        target = self.targets[index]
+        return DraftScorer(drafter=module, target=target, masks=masks, context=length)
+
+    def fill(self, tensors: Mapping[str, Tensor], row: int, number: int) -> None:
+        """Write a sample and some of its anchors into one row."""
+        which = self.rows[number]
+        fill_sample(tensors, row, self.dataset, which.sample)
+        tensors["anchors"][row, : len(which.anchors)] = torch.from_numpy(which.anchors)
+        tensors["n_valid"][row] = len(which.anchors)
+
+
+def whole_blocks(loss_mask: NDArray[np.uint8], draft_block_size: int) -> NDArray[np.int64]:
+    """Positions of which a whole draft block is supervised, the anchor included.
+
+    Args:
+        loss_mask: uint8 ``[S]``, 1 where a token is trained on.
+        draft_block_size: Tokens of a draft block, slot 0 included.
+
+    Returns:
+        int64 ``[M]``, ascending.
+    """
+    if len(loss_mask) < draft_block_size:
+        return np.zeros(0, dtype=np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(loss_mask, draft_block_size)
+    return np.flatnonzero(windows.all(axis=1))
+
+
+class DraftScorer(DraftBucket):
+    """Tokens that a call of the target would give at each row's anchors, and how many anchors."""
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``runtime.static.score.Scorer``."""
+        self.masks.update(inputs)
+        anchors, n_valid = self.masks.params["anchors"], self.masks.params["n_valid"]
+        targets = block_targets(
+            inputs["input_ids"],
+            inputs["loss_mask"],
+            anchors,
+            n_valid,
+            draft_block_size=self.drafter.config.draft_block_size,
+            gamma=0,
+        )
+        rows = draft_rows(
+            self.drafter,
+            self.target,
+            inputs["input_ids"],
+            self.features(inputs),
+            anchors,
+            self.masks.attention(),
+        )
+        # In chunks, as the loss has them: the logits of all rows would be the largest tensor.
+        chosen = torch.cat(
+            [
+                (chunk @ self.target.head_weight.T).argmax(dim=-1)
+                for chunk in torch.split(rows, CHUNK_ROWS)
+            ]
+        )
+        correct = (chosen.view_as(targets.labels) == targets.labels).float()
+        whole, accepted = accepted_tokens(correct, targets.weights)
+        return torch.stack((accepted.sum(dim=1), whole.sum(dim=1)), dim=1)

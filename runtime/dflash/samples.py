@@ -1,0 +1,51 @@
+"""What training and scoring share: samples into host tensors, and a bucket's masks."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from maskgen.entry import MaskEntry
+from runtime.data.dataset import Dataset, Sample
+from runtime.dflash.drafter import Drafter
+from runtime.errors import SampleTooLongError
+from runtime.static.masks import BucketMasks
+
+
+def fill_sample(tensors: Mapping[str, Tensor], row: int, dataset: Dataset, number: int) -> Sample:
+    """Write a sample's tokens, and its features where they come with it, into one row.
+
+    Args:
+        tensors: ``[batch, ...]`` by field name, 0 in the row.
+        row: Where in the batch.
+        dataset: Whose sample.
+        number: Which one.
+
+    Raises:
+        SampleTooLongError: The data changed since the run began.
+    """
+    sample = dataset.sample(number)
+    length, context = len(sample.input_ids), tensors["input_ids"].shape[1]
+    if length > context:
+        raise SampleTooLongError(
+            f"sample {number} has {length} tokens, and its bucket holds {context}: the data "
+            "were changed since the run began; prepare them again"
+        )
+    tensors["input_ids"][row, :length] = sample.input_ids
+    tensors["loss_mask"][row, :length] = sample.loss_mask
+    if sample.features is not None and "features" in tensors:
+        tensors["features"][row, :length] = sample.features
+    return sample
+
+
+def bucket_masks(drafter: Drafter, entry: MaskEntry, batch: int) -> BucketMasks:
+    """The masks of one bucket on a drafter's device.
+
+    Args:
+        drafter: The network.
+        entry: The bucket's mask.
+        batch: Rows of a step.
+    """
+    anchors = entry.bucket.Q_LEN // drafter.config.draft_block_size
+    shapes = {"anchors": (anchors,), "n_valid": ()}
+    device = drafter.fc.weight.device
+    return BucketMasks(entry, batch, device, None if entry.kind == "layouts" else shapes)
