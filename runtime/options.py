@@ -30,7 +30,7 @@ class Command(border.Command):
         # else runs: a step took 7 s instead of 0.9 s beside one busy process on two cores. OpenMP
         # reads this once, when torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        # That other processes are gone is told in a line; torch adds a stack of its own to it for
+        # That other processes are gone is one line; torch adds a stack of its own to it for
         # every call that fails, as a warning.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         with exiting_on_signals():

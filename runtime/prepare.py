@@ -21,7 +21,7 @@ def main(
 ) -> None:
     """Prepare data: read prompts, let the target answer them, write tokenised samples.
 
-    Does nothing when the folder holds just what these prompts, target and settings give, whole.
+    Does nothing when the folder has just what these prompts, target and settings make, whole.
     """
     from runtime.data.preparation import DROPPED
     from runtime.methods import read_run

@@ -77,7 +77,7 @@ def main(
             click.echo("\n".join(f"{name:{width}} {value}" for name, value in lines.items()))
 
     folder = taken(config.run.folder) if processes.leads else contextlib.nullcontext()
-    with processes.telling_failures(), folder:
+    with processes.reporting_failures(), folder:
         job = Job(method, config, config_path, processes=processes)
         result = job.run(
             fresh=fresh, save_artifacts=save_artifacts, trust_artifacts=trust_artifacts, show=show

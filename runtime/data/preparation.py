@@ -1,6 +1,6 @@
 """Prompt files into a folder of tokenised samples that the target answered.
 
-A folder that holds just what the prompts, the target and the settings give, whole, is left as it
+A folder that has just what the prompts, the target and the settings make, whole, is left as it
 is; one that only divides its samples otherwise is divided anew.
 """
 

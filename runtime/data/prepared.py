@@ -25,12 +25,12 @@ def check_prepared(data: DataConfig, dataset: Dataset) -> None:
         DatasetError: A setting, or the chat template, its text or its keywords differ.
         ConfigError: The template is a file that cannot be read.
     """
-    held = dict(dataset.meta.get("settings", {}))
-    held |= {k: v for k, v in dataset.meta.get("split", {}).items() if k == "heldout"}
+    found = dict(dataset.meta.get("settings", {}))
+    found |= {k: v for k, v in dataset.meta.get("split", {}).items() if k == "heldout"}
     for name, asked in {**sample_settings(data), "heldout": data.heldout}.items():
-        if held.get(name, asked) != asked:
+        if found.get(name, asked) != asked:
             raise DatasetError(
-                f"{dataset.folder} was prepared with data.{name} = {held[name]!r}, and the run "
+                f"{dataset.folder} was prepared with data.{name} = {found[name]!r}, and the run "
                 f"asks for {asked!r}; {PREPARE}"
             )
     _check_template(data, dataset)
@@ -38,11 +38,11 @@ def check_prepared(data: DataConfig, dataset: Dataset) -> None:
 
 def _check_template(data: DataConfig, dataset: Dataset) -> None:
     asked = TemplateChoice.read(data.chat_template, data.template).as_dict()
-    held = dataset.meta.get("template", TemplateChoice().as_dict())
-    if asked != held:
+    found = dataset.meta.get("template", TemplateChoice().as_dict())
+    if asked != found:
         shown = [
             json.dumps({k: choice[k] for k in ("chat_template", "keywords")})
-            for choice in (held, asked)
+            for choice in (found, asked)
         ]
         raise DatasetError(
             f"{dataset.folder} was rendered with {shown[0]}, and the run asks for "

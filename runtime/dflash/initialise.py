@@ -194,15 +194,15 @@ def from_target(
     drafter = random_start(config, generator, device=device)
     sources = list(target.layers)[-config.num_hidden_layers :]
     for layer, source in zip(drafter.layers, sources, strict=True):
-        wanted, held = layer.state_dict(), source.state_dict()
+        wanted, found = layer.state_dict(), source.state_dict()
         for name in COPIED:
-            wanted[name].copy_(held[name])
+            wanted[name].copy_(found[name])
     rms = head_rms(target, sources, input_ids.to(device))
     for layer, source, values in zip(drafter.layers, sources, rms, strict=True):
-        wanted, held = layer.state_dict(), source.state_dict()
+        wanted, found = layer.state_dict(), source.state_dict()
         for name, value in zip(HEAD_NORMS, values, strict=True):
-            if name in held:
-                wanted[name].copy_(held[name])
+            if name in found:
+                wanted[name].copy_(found[name])
             else:
                 wanted[name].fill_(value)
     drafter.norm.weight.copy_(_weight(target.final_norm))

@@ -74,14 +74,14 @@ def _differences(target: TargetOutline, network: DrafterConfig) -> Iterator[str]
 
 
 def _layer_differences(layer: nn.Module, wanted: dict[str, torch.Tensor]) -> Iterator[str]:
-    held = dict(layer.named_parameters())
+    own = dict(layer.named_parameters())
     for name, like in wanted.items():
-        if name not in held and name not in HEAD_NORMS:
+        if name not in own and name not in HEAD_NORMS:
             yield f"its layers have no {name}"
-        elif name in held and held[name].shape != like.shape:
-            found = tuple(held[name].shape)
+        elif name in own and own[name].shape != like.shape:
+            found = tuple(own[name].shape)
             yield f"its {name} has shape {found}, a drafter's {tuple(like.shape)}"
-    for name in held:
+    for name in own:
         if name not in wanted and not name.endswith("_proj.bias"):
             yield f"its layers have {name}, a drafter has none"
     modules = dict(layer.named_modules())

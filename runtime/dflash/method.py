@@ -85,10 +85,10 @@ class DFlash(Method[DFlashConfig]):
         if dataset is None:
             check_request(request)
             return
-        asked, held = config.data.features, dataset.meta["features"]
-        if asked not in ("auto", held):
+        asked, found = config.data.features, dataset.meta["features"]
+        if asked not in ("auto", found):
             raise DatasetError(
-                f"{dataset.folder} was prepared with data.features = {held!r}, and the run asks "
+                f"{dataset.folder} was prepared with data.features = {found!r}, and the run asks "
                 f"for {asked!r}; {PREPARE}"
             )
         wanted, layers = config.target.num_features, len(dataset.layer_ids)
@@ -97,7 +97,7 @@ class DFlash(Method[DFlashConfig]):
                 f"{dataset.folder} was prepared for {layers} feature layers, and "
                 f"target.num_features asks for {wanted}; {PREPARE}"
             )
-        check_request(replace(request, features=held))
+        check_request(replace(request, features=found))
 
     def preparation(self, config: DFlashConfig) -> Preparation:
         """Samples with the features of the target's layers."""

@@ -216,7 +216,7 @@ def draft_loss(
         anchors: int32 ``[B, N]``.
         labels: int64 ``[B, N, slots]``, see ``block_targets``.
         weights: float32 ``[B, N, slots]``.
-        attention: Holds the mask.
+        attention: With the mask inside.
         head_loss: ``runtime.dflash.loss.head_loss``, compiled or by D-PACE or as it is.
     """
     rows = draft_rows(drafter, target, input_ids, features, anchors, attention)

@@ -56,7 +56,7 @@ def frozen_targets(
     Args:
         target: Loaded on some device.
         placement: The drafters' devices.
-        dataset: Where it holds no features, the step computes them.
+        dataset: Where it has no features, the step computes them.
         remote: Whether they come from targets on other devices instead.
     """
     scale = torch.tensor(dataset.feature_scale, dtype=torch.float32, device="cpu")

@@ -65,7 +65,7 @@ class PackedObjective:
         torch.cumsum(doc_lens, dim=1, dtype=torch.int32, out=self._offsets[:, 1:-1])
         self._offsets[:, -1] = self.length
         self.masks.update({"doc_offsets": self._offsets})
-        # A causal row's one span starts where its document does, which tells all the rest.
+        # A causal row's one span starts where its document does, and all the rest follows.
         doc_start = self.masks.starts[:, 0, 0]
         logits = self.model(
             input_ids,

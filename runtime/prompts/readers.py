@@ -16,7 +16,7 @@ from runtime.prompts.json_values import is_json, is_json_lines, read_json, read_
 from runtime.prompts.pieces import BOM, Piece
 
 HEAD = 1 << 20
-"""Bytes of a file, less leading white space, that its format is told from."""
+"""Bytes of a file, less leading white space, that show its format."""
 TABLE_ROWS = 50
 CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a]")
 """Bytes that no text has; tab, line ends, form feed and escape are left out."""

@@ -66,7 +66,7 @@ def read_records(files: Sequence[PromptFile], counts: Counts) -> list[Record]:
         counts: What is left out is added to it.
 
     Raises:
-        ConfigError: A file is of a format that is not read; told before any is taken apart.
+        ConfigError: A file is of a format that is not read; raised before any is taken apart.
     """
     opened = []
     for file in files:

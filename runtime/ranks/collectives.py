@@ -63,13 +63,13 @@ class Group:
 
     def __init__(self, backend: Any, rank: int, size: int, index: int = 0) -> None:
         self._backend = backend
-        self._leaving: threading.Thread | None = None
+        self._closer: threading.Thread | None = None
         self.rank = rank
         self.size = size
         self.index = index
 
     def all_reduce(self, tensor: Tensor, op: Any = distributed.ReduceOp.SUM) -> None:
-        """Reduce a tensor over the ranks in place, by sums unless told; capturable on a GPU."""
+        """Reduce a tensor over the ranks in place, by sums if no op is named; can be captured."""
         if self.size > 1:
             _begin(self._connected().allreduce, [tensor], op=op).wait()
 
@@ -107,16 +107,16 @@ class Group:
         others, so each rank must leave, and leaving takes until the rank's own have ended.
         """
         if self._backend is not None:
-            self._leaving = threading.Thread(
+            self._closer = threading.Thread(
                 target=_close, args=([self._backend],), name=f"leave-{self.rank}", daemon=True
             )
             self._backend = None
-            self._leaving.start()
+            self._closer.start()
 
     @property
     def is_left(self) -> bool:
         """Whether the group is left, unless it was never joined."""
-        return self._leaving is None or not self._leaving.is_alive()
+        return self._closer is None or not self._closer.is_alive()
 
 
 def _begin(collective: Callable[..., Any], *args: Any, **options: Any) -> Pending:

@@ -161,7 +161,7 @@ class Processes:
         return None if int(rank) == self.rank else WorkerError(f"process {rank} failed: {what}")
 
     @contextlib.contextmanager
-    def telling_failures(self) -> Iterator[None]:
+    def reporting_failures(self) -> Iterator[None]:
         """Let the others know of whatever ends the block, so that none waits in vain.
 
         Raises:

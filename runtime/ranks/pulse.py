@@ -1,7 +1,7 @@
 """Signs of life: each process of a job gives one every second, and one other watches for it.
 
-They come from a thread of its own, so a process that loads, compiles or saves for minutes gives
-them too. A process that is gone is told from one that was stopped, as by Ctrl-Z or a debugger.
+They come from a thread of its own, so a process that loads, compiles or saves for minutes has
+them too. A process that is gone is known from one that was stopped, as by Ctrl-Z or a debugger.
 """
 
 import contextlib

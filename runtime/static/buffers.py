@@ -42,7 +42,7 @@ class InputSlot:
         self, largest: Mapping[str, Field], device: torch.device, home: "Channel[InputSlot]"
     ) -> None:
         self.host: dict[str, Tensor] = {}
-        """What ``open`` gave to be filled."""
+        """What ``open`` returned, to be filled."""
         self.staged: dict[str, Tensor] = {}
         """The same on the device, and the fields that do not come from the host."""
         on_gpu = device.type == "cuda"

@@ -1,7 +1,7 @@
 """Gradients into the flat tensor, and over the ranks, while the backward pass goes on.
 
 In float32 the flat tensor itself is reduced, which rounds next to nothing of bfloat16 gradients. In
-the dtype of compute copies of what the backward pass gave are reduced first: half the bytes travel.
+the dtype of compute copies of what the backward pass made are reduced first: half the bytes travel.
 """
 
 from collections.abc import Sequence

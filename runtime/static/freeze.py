@@ -21,7 +21,7 @@ from runtime.static.torch_internals import (
     CUDAGRAPH_RECORDING,
     EAGER_ATTENTION,
     MASK_BUILDER,
-    compiles_told,
+    watching_compiles,
 )
 
 COMPILE = "compile"
@@ -77,7 +77,7 @@ class FreezeGuard:
     def active(self) -> Iterator["FreezeGuard"]:
         """Install the hooks, and remove them at the end."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(compiles_told(self._on_compile))
+            stack.enter_context(watching_compiles(self._on_compile))
             stack.enter_context(host_builds.watched(lambda what: self.trip(MASK_BUILD, what)))
             for (owner, attribute), kind in (
                 ((torch.fx.Tracer, "trace"), FX_TRACE),

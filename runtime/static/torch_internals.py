@@ -23,7 +23,7 @@ CUDAGRAPH_RECORDING = "CUDAGRAPH_RECORDING"
 
 
 @contextlib.contextmanager
-def compiles_told(callback: Callable[[str, str], None]) -> Iterator[None]:
+def watching_compiles(callback: Callable[[str, str], None]) -> Iterator[None]:
     """Call ``callback(trigger, compile id)`` before each compile, in the thread that compiles.
 
     Args:

@@ -10,7 +10,7 @@ SHOWN_CHARACTERS = 60
 """Most of one value."""
 
 
-def told_differences(
+def describe_differences(
     was: Mapping[str, Any], now: Mapping[str, Any], pattern: str, masks: str = ""
 ) -> str:
     """Name what differs, such as ``train.steps 40 -> 41, the masks of context 128``.

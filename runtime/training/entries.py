@@ -71,8 +71,8 @@ def load_buckets(store: Store, specs: Mapping[int, MaskSpec], config: str) -> di
 def _what_is_missing(store: Store, specs: Mapping[int, MaskSpec], config: str) -> str:
     """The first mask that the current version lacks, and how it differs from one of its name."""
     current = store.version()
-    held = entries_by_spec(current)
-    spec = next(spec for spec in specs.values() if spec.digest not in held)
+    built = entries_by_spec(current)
+    spec = next(spec for spec in specs.values() if spec.digest not in built)
     info = current.entries.get(spec.name)
     build = how_to_build(store.location)
     if info is None:

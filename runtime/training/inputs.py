@@ -136,7 +136,7 @@ def open_data(config: Config, longest: int) -> Dataset:
         longest: Tokens of the largest bucket.
 
     Raises:
-        DatasetError: The data folder is missing, damaged, of other settings, or holds samples that
+        DatasetError: The data folder is missing, damaged, of other settings, or has samples that
             may be longer.
     """
     dataset = Dataset.open(config.data.folder, "train")

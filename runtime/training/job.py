@@ -111,9 +111,9 @@ class Job:
             processes=self.processes,
         )
         try:
-            # Told before the groups are left, so that others hear the cause, not that it broke
+            # Reported before the groups are left, so that others hear the cause, not that it broke
             # them.
-            with self.processes.telling_failures():
+            with self.processes.reporting_failures():
                 trainer.prepare()
                 warm_up.finish()
                 self._begin(trainer, trainee, start, fresh=fresh)

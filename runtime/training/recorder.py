@@ -152,7 +152,7 @@ class Recorder:
         """Log the interval that was broken off, save the last step, and close the log.
 
         Args:
-            replica: Which holds the state of ``finished`` steps, if any surely does.
+            replica: Which has the state of ``finished`` steps, if any surely does.
             finished: Steps.
             error: What ended the run; a failure to save is then only reported.
 

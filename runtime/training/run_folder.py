@@ -19,14 +19,14 @@ from runtime.config import Config, shaping_settings
 from runtime.errors import ConfigError, TrainingError
 from runtime.files.sealed import DamagedError, read_sealed, write_sealed
 from runtime.training.checkpoint import has_checkpoints, newest_good, own_checkpoints
-from runtime.training.differences import told_differences
+from runtime.training.differences import describe_differences
 from runtime.training.inputs import Inputs
 from runtime.training.saved_state import LATER, Checkpoint
 
 FORMAT = 2
 RUN_FILE = "run.json"
-UNTOLD = "settings, data or masks"
-"""What changed where ``run.json`` cannot tell."""
+UNKNOWN = "settings, data or masks"
+"""What changed where ``run.json`` does not say."""
 
 
 @contextlib.contextmanager
@@ -81,7 +81,7 @@ def _take(lock: IO[str], path: Path) -> None:
                 f"the file system of {path.parent} has no locks ({error.strerror}): see that no "
                 "other process trains there"
             )
-        # Who held it may have removed it since it was opened here, and another made a new one.
+        # Who locked it may have removed it since it was opened here, and another made a new one.
         ours = os.path.samestat(os.fstat(lock.fileno()), path.stat())
     except OSError:
         ours = False
@@ -119,7 +119,7 @@ def starting_point(
 
     Raises:
         CheckpointError: The run folder is of another run; the message says what changed, as far as
-            ``run.json`` tells. Or it cannot be read or written.
+            ``run.json`` says. Or it cannot be read or written.
         LaterFormatError: It is of a later release.
     """
     root = folder / "checkpoints"
@@ -150,7 +150,7 @@ def _what_differs(record: Mapping[str, Any], inputs: Inputs, fingerprint: str) -
     try:
         # It is of a later run where one was killed while it started over.
         if record["fingerprint"] != fingerprint:
-            return UNTOLD
+            return UNKNOWN
         was = {
             **shaping_settings(record["config"], inputs.config_type),
             "masks": record.get("masks", shaping["masks"]),
@@ -158,6 +158,6 @@ def _what_differs(record: Mapping[str, Any], inputs: Inputs, fingerprint: str) -
         }
         versions = (record["mask_version"][:12], inputs.mask_version[:12])
         masks = " (cache version {} -> {})".format(*versions)
-        return told_differences(was, shaping, "{name} {was} -> {now}", masks) or UNTOLD
+        return describe_differences(was, shaping, "{name} {was} -> {now}", masks) or UNKNOWN
     except (LookupError, TypeError, AttributeError):
-        return UNTOLD
+        return UNKNOWN

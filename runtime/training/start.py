@@ -12,7 +12,7 @@ from runtime.config import Config
 from runtime.errors import TrainingError
 from runtime.ranks.processes import Processes
 from runtime.training.checkpoint import check_writable
-from runtime.training.differences import told_differences
+from runtime.training.differences import describe_differences
 from runtime.training.inputs import Inputs
 from runtime.training.method import Method
 from runtime.training.outcome import StepCounts, step_counts
@@ -77,11 +77,12 @@ def agree(processes: Processes, first_step: int, shaping: Mapping[str, Any]) -> 
     """The step that process 0 begins with, if this process sees what that one sees."""
     mine = json.dumps({"step": first_step, "shaping": shaping}) if processes.leads else None
     start = json.loads(processes.from_leader("start", mine))
-    told = told_differences(start["shaping"], shaping, "{name}: {now} here, {was} on process 0")
-    if told:
+    pattern = "{name}: {now} here, {was} on process 0"
+    differences = describe_differences(start["shaping"], shaping, pattern)
+    if differences:
         raise TrainingError(
-            f"process {processes.rank} has other settings, data or masks than process 0 ({told}); "
-            "give every host the same run file, data folder and mask cache"
+            f"process {processes.rank} has other settings, data or masks than process 0 "
+            f"({differences}); give every host the same run file, data folder and mask cache"
         )
     return int(start["step"])
 

@@ -91,18 +91,18 @@ class Threads:
             thread.start()
 
     def watch(self, report: Callable[[str], None]) -> None:
-        """Wait until all workers have ended or something failed; tells of a stop once."""
-        told = False
+        """Wait until all workers have ended or something failed; reports a stop once."""
+        reported = False
         while any(worker.is_alive() for worker in self.workers):
             if self.coordinator.failed.wait(0.2):
                 return
-            if self.coordinator.signal is not None and not told:
-                told = True
+            if self.coordinator.signal is not None and not reported:
+                reported = True
                 name = self.coordinator.signal.name
                 report(f"{name}: stopping after the steps under way, which are saved")
 
-    def whole_worker(self) -> Worker | None:
-        """Whose replica will hold the state of the last finished step, if one surely does.
+    def worker_to_save(self) -> Worker | None:
+        """Whose replica will have the state of the last finished step, if one surely does.
 
         After a failure it is that of the rank which failed. The others, ahead of it, are in
         collectives that will be broken off, and what a replay makes of half-reduced gradients is

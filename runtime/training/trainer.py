@@ -141,7 +141,7 @@ class Trainer:
     ) -> None:
         """Load first weights, or a checkpoint's state, into rank 0 and broadcast them.
 
-        Every process must call it, after its warm-up; those without rank 0 need give nothing.
+        Every process must call it, after its warm-up; those without rank 0 may leave both out.
         """
         if self.processes.leads and state is not None:
             self.replicas[0].load(state)
@@ -184,7 +184,7 @@ class Trainer:
                     threads.watch(self.report)
                 except KeyboardInterrupt as interrupt:
                     coordinator.fail(interrupt)
-                whole = threads.whole_worker()
+                saved = threads.worker_to_save()
                 threads.stop()
                 if coordinator.failed.is_set():
                     self._break_off(coordinator)
@@ -192,11 +192,11 @@ class Trainer:
                 if monitor is not None:
                     monitor.end()
             seconds = time.monotonic() - began
-            finished = (whole or threads.workers[0]).finished
+            finished = (saved or threads.workers[0]).finished
             if recorder is not None:
                 replica = None
-                if whole is not None and not whole.is_alive():
-                    replica = self.replicas[threads.workers.index(whole)]
+                if saved is not None and not saved.is_alive():
+                    replica = self.replicas[threads.workers.index(saved)]
                 recorder.end(replica, finished, coordinator.error)
                 if replica is None:
                     self.report("the last steps were not saved; the newest checkpoint stands")

@@ -98,7 +98,7 @@ def test_a_rank_that_is_no_number_is_refused():
 
 def test_the_first_failure_is_the_one_that_all_hear_of():
     first, second, third = both(3)
-    with pytest.raises(ZeroDivisionError), second.telling_failures():
+    with pytest.raises(ZeroDivisionError), second.reporting_failures():
         raise ZeroDivisionError("by zero")
     assert second.failure() is None
     told = third.fail(ValueError("another"))

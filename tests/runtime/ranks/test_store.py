@@ -150,19 +150,19 @@ def test_a_process_alone_waits_for_no_cause(monkeypatch):
 
 def test_what_ends_a_block_is_told_and_raised():
     first, second, third = job(3)
-    with pytest.raises(KeyboardInterrupt), second.telling_failures():
+    with pytest.raises(KeyboardInterrupt), second.reporting_failures():
         raise KeyboardInterrupt
     assert str(first.failure()) == "process 1 failed: KeyboardInterrupt"
     # What came of another's failure names that one, and any other fault itself.
     with (
         pytest.raises(WorkerError, match=r"^process 1 failed: KeyboardInterrupt$") as caught,
-        third.telling_failures(),
+        third.reporting_failures(),
     ):
         raise WorkerError("the feeder died")
     assert str(caught.value.__cause__) == "the feeder died"
-    with pytest.raises(ZeroDivisionError), third.telling_failures():
+    with pytest.raises(ZeroDivisionError), third.reporting_failures():
         raise ZeroDivisionError
-    with third.telling_failures():
+    with third.reporting_failures():
         pass
     assert str(first.failure()) == "process 1 failed: KeyboardInterrupt"
 
@@ -173,7 +173,7 @@ def test_a_fault_is_raised_though_the_store_is_gone():
             raise distributed.DistNetworkError("connection reset")
 
     alone = Processes(1, 2, 1, 2, Gone())
-    with pytest.raises(ZeroDivisionError), alone.telling_failures():
+    with pytest.raises(ZeroDivisionError), alone.reporting_failures():
         raise ZeroDivisionError
 
 

@@ -10,8 +10,8 @@ from runtime.dflash.objective import compiled_loss
 from runtime.static.compilation import size_recompile_limits
 from runtime.static.torch_internals import (
     compile_cache_counts,
-    compiles_told,
     raise_recompile_limits,
+    watching_compiles,
 )
 from tests.runtime.dflash.test_drafter import make_config
 
@@ -44,7 +44,7 @@ def test_a_callback_is_told_of_each_compile_until_its_block_ends():
     torch._dynamo.reset()
     told = []
     add = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
-    with compiles_told(lambda *what: told.append(what)):
+    with watching_compiles(lambda *what: told.append(what)):
         add(torch.ones(3))
         add(torch.ones(3))
         add(torch.ones(4))
@@ -52,7 +52,7 @@ def test_a_callback_is_told_of_each_compile_until_its_block_ends():
     ids = [compile_id for _, compile_id in told]
     assert all(type(compile_id) is str for compile_id in ids)
     assert len(set(ids)) == 2
-    with pytest.raises(ZeroDivisionError), compiles_told(lambda *_: told.append("again")):
+    with pytest.raises(ZeroDivisionError), watching_compiles(lambda *_: told.append("again")):
         raise ZeroDivisionError
     add(torch.ones(5))
     assert len(told) == 2

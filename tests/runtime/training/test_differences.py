@@ -2,13 +2,13 @@
 
 import pytest
 
-from runtime.training.differences import told_differences
+from runtime.training.differences import describe_differences
 
 PATTERN = "{name} {was} -> {now}"
 
 
 def told(was, now, masks="", pattern=PATTERN):
-    return told_differences(was, now, pattern, masks)
+    return describe_differences(was, now, pattern, masks)
 
 
 def test_equal_runs_have_no_difference():
