@@ -36,10 +36,13 @@ def prepared(tmp_path, name, devices, **changes):
     return config
 
 
-@pytest.mark.parametrize("anchors", ["layouts", "data"])
-def test_a_captured_run_equals_the_cpu_run(tmp_path, anchors):
-    _, cpu, cpu_weights = train(prepared(tmp_path, "cpu", "cpu", anchors=anchors))
-    result, gpu, gpu_weights = train(prepared(tmp_path, "gpu", "cuda:0", anchors=anchors))
+@pytest.mark.parametrize(
+    ("anchors", "loss"), [("layouts", "decay"), ("data", "decay"), ("layouts", "dpace")]
+)
+def test_a_captured_run_equals_the_cpu_run(tmp_path, anchors, loss):
+    options = {"anchors": anchors, "loss": loss}
+    _, cpu, cpu_weights = train(prepared(tmp_path, "cpu", "cpu", **options))
+    result, gpu, gpu_weights = train(prepared(tmp_path, "gpu", "cuda:0", **options))
     expected = "0 compiles, 0 FX traces, 0 host mask builds, 12 steps (12 graph replays)"
     assert result.summary == f"after freeze: {expected}"
     np.testing.assert_allclose(losses(gpu), losses(cpu), rtol=2e-3)
