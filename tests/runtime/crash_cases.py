@@ -19,8 +19,10 @@ from runtime.dflash.published import load_published, save_published
 from runtime.errors import CheckpointError, DatasetError
 from runtime.files import digests
 from runtime.files.sealed import read_sealed, write_sealed
+from runtime.packed.published import read_record, save_model
 from runtime.target import gguf_copy
 from runtime.target.files import TargetFiles
+from runtime.target.model import Target
 from runtime.training.checkpoint import (
     newest_good,
     own_checkpoints,
@@ -28,6 +30,7 @@ from runtime.training.checkpoint import (
     save_checkpoint,
 )
 from runtime.training.metrics import MetricsLog, read_metrics
+from tests.runtime.tiny_llama import tiny_model, tiny_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden" / "format1"
 
@@ -277,6 +280,50 @@ class Export:
         expect(names(folder / "drafter") == wanted, f"left: {names(folder / 'drafter')}")
 
 
+class Model:
+    """A fine-tuned model takes the place of another one."""
+
+    def make(self, folder):
+        self.write(folder, 1)
+
+    def act(self, folder, who):
+        self.write(folder, 2 + who)
+
+    def write(self, folder, value):
+        target = Target(
+            tiny_model(num_hidden_layers=1, hidden_size=8, intermediate_size=8),
+            tiny_tokenizer(),
+            name="tiny",
+        )
+        weights = {
+            name: torch.full_like(weight, float(value))
+            for name, weight in target.model.named_parameters()
+        }
+        save_model(folder / "model", target, weights, {"step": value})
+
+    def found(self, folder):
+        run = read_record(folder / "model")
+        if run is None:
+            return None
+        weights = load_file(folder / "model" / "model.safetensors")
+        expect(all((w == run["step"]).all() for w in weights.values()), "weights of another step")
+        return run["step"]
+
+    def check(self, folder, codes):
+        done = {2 + who for who, code in enumerate(codes) if code == 0}
+        found = self.found(folder)
+        # Killed between two renames there is none, rather than two halves.
+        allowed = {1, None, *(2 + who for who in range(len(codes)))}
+        expect(found in (allowed if 9 in codes or not done else done), f"found {found}")
+        expect(found is not None or not (folder / "model").exists(), "a part of a model")
+
+    def check_done(self, folder):
+        expect(self.found(folder) == 2, "not what was written last")
+        # What a killed one leaves goes once it is old.
+        left = [name for name in names(folder) if not name.startswith(".model.tmp-")]
+        expect(left == ["model"], f"left: {left}")
+
+
 class Answers:
     """Batches of answers are added to those that are there."""
 
@@ -443,6 +490,7 @@ CASES = {
     "checkpoint in another's place": Save(20),
     "fresh": Fresh(),
     "drafter": Export(),
+    "model": Model(),
     "answers": Answers(),
     "run.json": Document(),
     "metrics": Metrics(),
@@ -450,7 +498,7 @@ CASES = {
     "digests": Digests(),
 }
 SHARED = (
-    *("data", "first data", "linked data", "data of other keys", "drafter", "answers"),
+    *("data", "first data", "linked data", "data of other keys", "drafter", "model", "answers"),
     *("unpacked copy", "digests", "run.json"),
 )
 """What several processes may act on at once."""
