@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cache.atomic import replace_file, staging_folder
 from cache.digest import sha256_hex
 from maskgen.progress import Progress
+from runtime.files.writing import write_file
 
 PART = 1 << 24
 """Bytes read at once."""
@@ -117,5 +117,4 @@ def _remember(state: State, digest: str) -> None:
     path = _memory(state)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with staging_folder(path) as staging:
-            replace_file(path, json.dumps(_record(state, digest)).encode(), staging)
+        write_file(path, json.dumps(_record(state, digest)).encode())

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cache.atomic import replace_file, staging_folder
 from runtime.errors import LaterFormatError
+from runtime.files.writing import write_file
 
 KEY = "document_sha256"
 UNSEALED = 1
@@ -49,8 +49,7 @@ def write_sealed(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: The disk refuses; the file is as it was.
     """
-    with staging_folder(path) as staging:
-        replace_file(path, seal(document), staging)
+    write_file(path, seal(document))
 
 
 def read_sealed(path: Path, latest: int, otherwise: str) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 import cache
-from cache.atomic import replace_file, staging_folder
+from cache.atomic import staging_folder
 from cache.errors import CacheError
 from runtime.errors import ArtifactError
+from runtime.files.writing import write_file
 from runtime.static.torch_internals import compile_cache_counts
 
 FORMAT = 2
@@ -147,8 +148,7 @@ class ArtifactFile:
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with staging_folder(self.path) as staging:
-                replace_file(self.path, json.dumps(header).encode() + b"\n" + whole, staging)
+            write_file(self.path, json.dumps(header).encode() + b"\n" + whole)
         except OSError as error:
             raise ArtifactError(f"warm-up artifacts cannot be saved: {error}") from error
         return counted

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from cache.causes import naming
+from runtime.files.writing import write_file
 from runtime.training.picture import draw_run
 from runtime.training.plots import Plot
 
@@ -47,7 +47,6 @@ def keep_evaluation(folder: Path, found: Evaluation, plots: Sequence[Plot] | Non
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(found.as_dict(), indent=1) + "\n"
-    with naming(folder / RESULT_FILE):
-        (folder / RESULT_FILE).write_text(text, encoding="utf-8")
+    write_file(folder / RESULT_FILE, text.encode())
     if plots is not None:
         draw_run(folder, plots, found.ends)

@@ -15,9 +15,9 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from cache.atomic import replace_file, staging_folder
 from cache.causes import naming
 from maskgen.progress import say
+from runtime.files.writing import write_file
 
 METRICS_FILE = "metrics.jsonl"
 LARGEST_STEP = 1 << 53
@@ -97,8 +97,7 @@ class MetricsLog:
         self._stream = stream or sys.stderr
         kept = [row for row in read_metrics(path) if row["step"] <= first_step]
         # Beside and renamed, so that a kill here loses no history.
-        with naming(path), staging_folder(path) as staging:
-            replace_file(path, b"".join(map(_line, kept)), staging)
+        write_file(path, b"".join(map(_line, kept)))
         self._bar = (
             tqdm(total=total_steps, initial=first_step, desc="train", unit="step")
             if self._stream.isatty()

@@ -1,12 +1,13 @@
 """One picture of a run: its loss, and what else its method shows, over the steps."""
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cache.causes import naming
 from maskgen.faults import told
 from maskgen.progress import say
+from runtime.files.writing import write_file
 from runtime.training.metrics import METRICS_FILE, read_metrics
 from runtime.training.plots import Plot
 
@@ -53,8 +54,9 @@ def draw_metrics(
     panels[-1].set_xlabel("step")
     where = Path(path)
     where.parent.mkdir(parents=True, exist_ok=True)
-    with naming(where):
-        figure.savefig(where, dpi=110)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=110)
+    write_file(where, drawn.getvalue())
     return where
 
 

@@ -432,7 +432,7 @@ def test_a_disk_that_refuses_the_artifacts_leaves_the_old_ones(tmp_path, compile
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("runtime.static.artifacts.replace_file", refuse)
+    monkeypatch.setattr("runtime.static.artifacts.write_file", refuse)
     with pytest.raises(ArtifactError, match=r"artifacts cannot be saved: .*No space left"):
         file.save()
     assert file.path.read_bytes() == before

@@ -1,0 +1,16 @@
+"""One way to write a file: whole or not at all."""
+
+from pathlib import Path
+
+from cache.atomic import replace_file, staging_folder
+from cache.causes import naming
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write or replace a file in one atomic step; it is on the disk when this returns.
+
+    Raises:
+        OSError: The disk refuses; what was there stays.
+    """
+    with naming(path), staging_folder(path) as staging:
+        replace_file(path, data, staging)
