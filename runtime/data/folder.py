@@ -21,6 +21,7 @@ from runtime.errors import DatasetError
 from runtime.files.digests import sha256_of_file
 from runtime.files.lock import folder_lock
 from runtime.files.sealed import UNSEALED, DamagedError, read_sealed, seal
+from runtime.files.writing import sync_file
 
 FORMAT = 2
 SPLITS = ("train", "heldout")
@@ -201,8 +202,7 @@ def replace_data(
         sha256 = {}
         for name, write in files.items():
             write(staging / name)
-            with (staging / name).open("rb") as file:
-                os.fsync(file.fileno())
+            sync_file(staging / name)
             sha256[name] = sha256_of_file(staging / name)
         rest = {key: value for key, value in about.items() if key not in ("format", "sha256")}
         meta = {"format": FORMAT, **rest, "sha256": sha256}

@@ -9,7 +9,6 @@ folder of another trainer has none.
 
 import fnmatch
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from runtime.errors import CheckpointError, ConfigError
 from runtime.files.digests import sha256_of_file
 from runtime.files.lock import folder_lock
 from runtime.files.sealed import UNSEALED, DamagedError, read_sealed, seal
+from runtime.files.writing import sync_file
 from runtime.target.model import Target
 
 FORMAT = 2
@@ -205,8 +205,7 @@ def replace_files(
                 (staging / TARGET_FILE).write_bytes(seal(document))
             made = [path.name for path in staging.iterdir()]
             for name in made:
-                with (staging / name).open("rb") as file:
-                    os.fsync(file.fileno())
+                sync_file(staging / name)
             for name in (CONFIG_FILE, TARGET_FILE):
                 (folder / name).unlink(missing_ok=True)
             for name in sorted(made, key=lambda name: name == CONFIG_FILE):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cache.digest import sha256_hex
 from maskgen.progress import Progress
+from runtime.files.sealed import json_digest
 from runtime.files.writing import write_file
 
 PART = 1 << 24
@@ -93,8 +94,7 @@ def _memory(state: State) -> Path:
 
 
 def _record(state: State, digest: str) -> dict[str, object]:
-    check = sha256_hex(json.dumps([state, digest]).encode())
-    return {"file": list(state), "sha256": digest, "check": check}
+    return {"file": list(state), "sha256": digest, "check": json_digest([state, digest])}
 
 
 def _recall(state: State) -> str:

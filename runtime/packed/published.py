@@ -4,7 +4,6 @@
 fingerprint and step, and the SHA-256 of every file.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from cache.causes import naming
 from runtime.errors import CheckpointError, LaterFormatError
 from runtime.files.digests import sha256_of_file
 from runtime.files.sealed import DamagedError, read_sealed, seal
+from runtime.files.writing import sync_file
 from runtime.target.model import Target
 from runtime.target.reader import plain_model, quiet_transformers
 
@@ -66,8 +66,7 @@ def save_model(
         record = made / RECORD
         record.write_bytes(seal({"format": FORMAT, "run": dict(run), "files": sha256}))
         for path in (*files, record):
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_file(path)
         if folder.exists():
             folder.rename(staging / "replaced")
         move_folder(made, folder)

@@ -6,7 +6,6 @@ each time a command starts. The copy, float32 as the file unpacks, loads in a se
 
 import glob
 import importlib.metadata
-import os
 import shutil
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from maskgen.progress import say
 from runtime.errors import TargetNotFoundError
 from runtime.files.digests import user_cache
 from runtime.files.lock import folder_lock
+from runtime.files.writing import sync_file
 from runtime.target.files import TargetFiles
 from runtime.target.reader import plain_model, quiet_transformers, read_model, read_outline
 
@@ -83,8 +83,7 @@ def _unpack(files: TargetFiles, name: str, folder: Path) -> None:
         (made / WHOLE).write_text(digest, encoding="ascii")
         for path in made.rglob("*"):
             if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+                sync_file(path)
         if folder.exists():
             folder.rename(staging / "damaged")
         move_folder(made, folder)

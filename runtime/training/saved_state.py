@@ -5,7 +5,6 @@ format 3: step, fingerprint of the run, SHA-256 of the state file, and ``publish
 needs beside the weights. Format 2 called that ``drafter``, and format 1 had no seal; both are read.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from runtime.errors import CheckpointError, NothingLearnedError
 from runtime.files.digests import State, file_state, sha256_of_file
 from runtime.files.sealed import DamagedError, read_sealed, seal
 from runtime.files.tensors import save_tensors
+from runtime.files.writing import sync_file
 
 FORMAT = 3
 PUBLISHED_SINCE = 3
@@ -151,8 +151,7 @@ def write_checkpoint(
     folder.mkdir()
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     save_tensors(tensors, folder / STATE_FILE)
-    with (folder / STATE_FILE).open("rb") as file:
-        os.fsync(file.fileno())
+    sync_file(folder / STATE_FILE)
     sha256 = sha256_of_file(folder / STATE_FILE)
     _whole.add(file_state(folder / STATE_FILE)[1:])
     meta = {

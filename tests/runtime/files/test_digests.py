@@ -201,7 +201,7 @@ def test_a_record_is_of_one_state_of_one_file(tmp_path, reads, monkeypatch):
     stat = path.stat()
     state = [str(path.resolve()), stat.st_dev, stat.st_ino, 1, stat.st_mtime_ns, stat.st_ctime_ns]
     record = json.loads(memory.read_bytes())
-    check = plain(json.dumps([state, plain(b"a")]).encode())
+    check = plain(json.dumps([state, plain(b"a")], separators=(",", ":")).encode())
     assert record == {"file": state, "sha256": plain(b"a"), "check": check}
     # Whichever of them differs, the file is read again.
     for index in range(len(state)):
