@@ -15,6 +15,7 @@ from typing import Any
 from maskgen.progress import say
 from runtime.config import Config
 from runtime.data.answer_store import AnswerStore
+from runtime.data.candidate import to_samples
 from runtime.data.dataset import Sample, open_splits, read_samples, write_dataset
 from runtime.data.folder import PREPARE, check_replaceable, check_writable, read_meta, state_of
 from runtime.data.prepared import sample_settings
@@ -143,7 +144,7 @@ class Preparation:
         ``prompts`` are the digests of the files that the records are from.
         """
         # With transformers, which takes seconds and is not needed where all is up to date.
-        from runtime.data.samples import SampleMaker, to_samples
+        from runtime.data.samples import SampleMaker
 
         config, placement = self.config, self.placement
         enter_thread(placement.devices[0], placement.threads)

@@ -20,15 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from maskgen.progress import Progress, say
 from runtime.config import DataConfig
 from runtime.data.answer import Answer, distinct_share
 from runtime.data.answer_store import AnswerStore
 from runtime.data.answers import answer_all, step_count
-from runtime.data.dataset import Sample
+from runtime.data.candidate import Candidate
 from runtime.data.features import features_of, is_finite, scale_of
 from runtime.errors import SampleTooLongError
 from runtime.prompts.conversation import Skipped, check_messages
@@ -41,23 +38,6 @@ from runtime.target.model import Target
 
 SCALE_SAMPLES = 64
 """Samples that ``feature_scale`` is measured on where features are not stored."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Candidate:
-    """A sample in the making."""
-
-    identity: str
-    """SHA-256 of its prompt; decides the split."""
-    source: str
-    file: int = 0
-    """Which of the prompt files it is from."""
-    input_ids: list[int]
-    loss_mask: list[int]
-    prompt_len: int
-    features: Tensor | None = None
-    is_open: bool = False
-    """Whether it still has to be answered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,22 +247,6 @@ class SampleMaker:
             else:
                 self.counts.drop("features not finite", candidate.source)
         return kept
-
-
-def to_samples(candidates: Sequence[Candidate]) -> list[Sample]:
-    """What is written of candidates."""
-    return [
-        Sample(
-            input_ids=torch.tensor(candidate.input_ids, dtype=torch.int32, device="cpu"),
-            loss_mask=torch.tensor(candidate.loss_mask, dtype=torch.uint8, device="cpu"),
-            prompt_len=candidate.prompt_len,
-            features=candidate.features,
-            identity=candidate.identity,
-            file=candidate.file,
-            index=index,
-        )
-        for index, candidate in enumerate(candidates)
-    ]
 
 
 def _last_answer_start(loss_mask: Sequence[int]) -> int:

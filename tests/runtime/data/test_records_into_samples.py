@@ -8,7 +8,7 @@ import torch
 
 from runtime.data import samples as samples_module
 from runtime.data.answer import Answer
-from runtime.data.samples import to_samples
+from runtime.data.candidate import to_samples
 from runtime.data.split import split
 from runtime.errors import SampleTooLongError
 from runtime.prompts.records import Record

@@ -9,8 +9,9 @@ from runtime.config import DataConfig
 from runtime.data import samples
 from runtime.data.answer import Answer
 from runtime.data.answer_store import AnswerStore
+from runtime.data.candidate import to_samples
 from runtime.data.dataset import Sample
-from runtime.data.samples import SampleMaker, to_samples
+from runtime.data.samples import SampleMaker
 from runtime.data.split import split
 from runtime.errors import ConfigError, SampleTooLongError
 from runtime.prompts.counts import Counts
