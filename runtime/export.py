@@ -16,7 +16,11 @@ from runtime.options import Command, config_options, overriding
 def main(
     config_path: str, settings: tuple[str, ...], step: int | None, out: str | None, as_json: bool
 ) -> None:
-    """Write a checkpoint as what the run leaves: of a drafter, as SGLang and vLLM serve it."""
+    """Write a checkpoint as what the run leaves.
+
+    A drafter is a folder that SGLang and vLLM serve, a fine-tuned model one that transformers
+    loads.
+    """
     from runtime.methods import read_run
     from runtime.training.checkpoint import choose_checkpoint
 
