@@ -265,21 +265,6 @@ def _shaping_keys(table: Mapping[str, Any], rules: Mapping[str, Rules]) -> dict[
     }
 
 
-def read_config(path: str | Path, overrides: Sequence[str], kind: type[C]) -> C:
-    """Read and check a run file.
-
-    Args:
-        path: A TOML file.
-        overrides: ``section.key=value`` each, applied in order after the file.
-        kind: ``Config`` or a method's class below it.
-
-    Raises:
-        ConfigError: The file is missing or no TOML, a section or key is unknown, or a value breaks
-            its rule.
-    """
-    return parse_config(overridden(read_file(path), overrides, kind), kind)
-
-
 def read_file(path: str | Path) -> dict[str, Any]:
     """Read a run file as it stands.
 
@@ -315,7 +300,7 @@ def parse_config(raw: Mapping[str, Any], kind: type[C]) -> C:
     """Turn a parsed TOML document into a checked ``kind``.
 
     Raises:
-        ConfigError: As ``read_config``.
+        ConfigError: A section or key is unknown, or a value breaks its rule.
     """
     hints = typing.get_type_hints(kind)
     known = {item.name: hints[item.name] for item in dataclasses.fields(kind)}

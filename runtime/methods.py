@@ -58,7 +58,7 @@ def read_run(path: str | Path, overrides: Sequence[str] = ()) -> "tuple[Method[A
         The method that it names, and its settings, of the method's ``config_type``.
 
     Raises:
-        ConfigError: As ``find_method`` and ``runtime.config.read_config``.
+        ConfigError: As ``find_method``, and those of ``runtime.config``.
     """
     document = read_file(path)
     method = find_method(_method_name(overridden(document, overrides, None)))

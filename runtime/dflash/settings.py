@@ -11,7 +11,6 @@ from runtime.config import (
     TrainConfig,
     setting,
 )
-from runtime.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,14 +80,3 @@ class DFlashConfig(Config):
     drafter: DrafterOptions = field(default_factory=DrafterOptions)
     train: DFlashTrain = field(default_factory=DFlashTrain)
     evaluate: DFlashEvaluate = field(default_factory=DFlashEvaluate, metadata=UNSHAPING)
-
-
-def as_dflash(config: Config) -> DFlashConfig:
-    """Return a run file of DFlash for what works on drafters alone.
-
-    Raises:
-        ConfigError: It is of another method.
-    """
-    if not isinstance(config, DFlashConfig):
-        raise ConfigError("run.method", config.run.method, "must be dflash for this command")
-    return config

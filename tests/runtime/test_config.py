@@ -4,7 +4,7 @@ from datetime import date
 import pytest
 
 from maskgen.runfile import SECTIONS
-from runtime.config import Config, parse_config, read_config, shaping_settings
+from runtime.config import Config, overridden, parse_config, read_file, shaping_settings
 from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 
@@ -14,7 +14,7 @@ def parse(raw):
 
 
 def read(path, overrides=()):
-    return read_config(path, overrides, DFlashConfig)
+    return parse_config(overridden(read_file(path), overrides, DFlashConfig), DFlashConfig)
 
 
 def test_the_demo_run_file_is_read():

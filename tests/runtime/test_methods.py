@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from runtime.config import Config
-from runtime.dflash.settings import DFlashConfig, as_dflash
+from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 from runtime.methods import METHODS, find_method, read_run
 
@@ -54,7 +54,6 @@ def test_each_name_is_that_of_its_method(name):
 def test_a_run_file_is_of_dflash_if_it_says_nothing(run_file):
     method, config = read_run(run_file)
     assert method.name == "dflash"
-    assert as_dflash(config) is config
     assert isinstance(config, DFlashConfig)
     assert config.train.steps == 7
 
@@ -69,8 +68,6 @@ def test_a_method_of_ones_own(run_file, own):
         read_run(run_file, ["train.gamma=1"])
     with pytest.raises(ConfigError, match=r"drafter\.init=random': section is unknown; valid are"):
         read_run(run_file, ["drafter.init=random"])
-    with pytest.raises(ConfigError, match=r"run\.method = .*: must be dflash for this command"):
-        as_dflash(config)
 
 
 @pytest.mark.parametrize(
