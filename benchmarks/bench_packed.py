@@ -6,7 +6,7 @@ Each way trains the same random weights on the same documents, step by step, wit
 
 - ``packed``: this project's step, as ``runtime.train`` runs it.
 - ``hf rows``: the same rows through transformers, which finds the documents by ``position_ids``;
-  ``hf rows, compiled``: with every layer compiled, which is not transformers' default.
+  ``hf rows compiled``: with every layer compiled, which is not transformers' default.
 - ``hf padded``: each document a row of its own, padded to the longest of the step.
 
 transformers attends by sdpa, and in bf16 runs under autocast over float32 weights, as its Trainer

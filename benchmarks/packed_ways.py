@@ -234,7 +234,7 @@ WAYS: dict[str, Callable[[PackedLoad, Placement, Sequence[Step]], Ran]] = {
     "hf rows": lambda load, placement, steps: run_transformers(
         load, placement, row_batches(load, steps, placement.devices[0]), compiled=False
     ),
-    "hf rows, compiled": lambda load, placement, steps: run_transformers(
+    "hf rows compiled": lambda load, placement, steps: run_transformers(
         load, placement, row_batches(load, steps, placement.devices[0]), compiled=True
     ),
     "hf padded": lambda load, placement, steps: run_transformers(
