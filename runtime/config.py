@@ -191,6 +191,9 @@ class TrainConfig:
     """Steps between two checkpoints."""
     keep: int = setting(2, at_least=1, shapes=False)
     """Checkpoints kept."""
+    export: str = setting("newest", one_of=("newest", "best"), shapes=False)
+    """Which weights a run exports: the ``newest``, or those of the ``best`` held-out score
+    (``evaluate.every``), whose checkpoint is then kept beside the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +204,8 @@ class EvaluateConfig:
     """Steps between two scores of the held-out data while a run trains; 0 takes none."""
     samples: int = setting(0, at_least=0)
     """Held-out samples that such a score is made of; 0 for all."""
+    patience: int = setting(0, at_least=0)
+    """Scores in a row without a better one that end the run; 0 never ends it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from maskgen.runfile import with_run_file
 from runtime.options import Command, config_options, devices_option, overriding
 
 if TYPE_CHECKING:
-    from runtime.training.trainer import RunResult
+    from runtime.training.result import RunResult
 
 
 @click.command(cls=Command)

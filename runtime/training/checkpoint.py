@@ -10,8 +10,9 @@ import fnmatch
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
@@ -39,6 +40,8 @@ def save_checkpoint(
     fingerprint: str,
     published: Mapping[str, Any],
     keep: int,
+    heldout: Mapping[str, Any] = MappingProxyType({}),
+    spare: int | None = None,
 ) -> Path:
     """Write one checkpoint beside the others and drop the oldest over ``keep``.
 
@@ -49,6 +52,8 @@ def save_checkpoint(
         fingerprint: What shaped the run.
         published: What an export needs beside the weights.
         keep: Good checkpoints of this run kept; what is older goes, damaged or not.
+        heldout: How the run stands on held-out data.
+        spare: Step whose checkpoint stays however old it is.
 
     One process at a time saves in a folder; what a killed one left half written is removed.
 
@@ -62,7 +67,14 @@ def save_checkpoint(
         Path(os.path.realpath(root)).mkdir(parents=True, exist_ok=True)
         with naming(target), staging_folder(target) as staging:
             folder = staging / target.name
-            write_checkpoint(folder, state, step=step, fingerprint=fingerprint, published=published)
+            write_checkpoint(
+                folder,
+                state,
+                step=step,
+                fingerprint=fingerprint,
+                published=published,
+                heldout=heldout,
+            )
             _place(folder, target, staging / REPLACED)
     except (OSError, SafetensorError) as error:
         what, helps = why(error, str(target))
@@ -71,7 +83,8 @@ def save_checkpoint(
             "from the newest checkpoint"
         ) from error
     with contextlib.suppress(OSError):
-        _drop_oldest(root, target, fingerprint, keep)
+        stays = (step,) if spare is None else (step, spare)
+        _drop_oldest(root, [folder_name(which) for which in stays], fingerprint, keep)
     return target
 
 
@@ -225,7 +238,7 @@ def _place(folder: Path, target: Path, replaced: Path) -> None:
         raise
 
 
-def _drop_oldest(root: Path, newest: Path, fingerprint: str, keep: int) -> None:
+def _drop_oldest(root: Path, stays: Sequence[str], fingerprint: str, keep: int) -> None:
     good = 0
     for folder in _folders(root):
         try:
@@ -237,7 +250,7 @@ def _drop_oldest(root: Path, newest: Path, fingerprint: str, keep: int) -> None:
         if good < keep:
             # Only what is whole may cost an older one its place.
             good += ours and _is_good(folder)
-        elif folder != newest:
+        elif folder.name not in stays:
             _remove(folder)
 
 
@@ -286,29 +299,3 @@ def _step(name: str) -> int:
 
 def _pass_over(error: CheckpointError, report: Callable[[str], None]) -> None:
     report(f"passing over a checkpoint: {error}")
-
-
-def choose_checkpoint(root: Path, step: int | None) -> Checkpoint:
-    """The newest good checkpoint, or that of a step.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    found = find_checkpoints(root)
-    chosen = [item for item in found if step in (None, item.step)]
-    if not chosen:
-        steps = ", ".join(str(item.step) for item in found) or "none"
-        wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
-        advice = "choose one of them with --step" if found else TRAIN
-        raise CheckpointError(f"{root} must hold {wanted}, found {steps}; {advice}")
-    if step is not None:
-        return chosen[0]
-
-    def checked(checkpoint: Checkpoint) -> Checkpoint:
-        checkpoint.check()
-        return checkpoint
-
-    good = newest_good(chosen, checked)
-    if good is None:
-        raise CheckpointError(f"{root} holds damaged checkpoints only; {TRAIN}")
-    return good

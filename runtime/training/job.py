@@ -14,14 +14,18 @@ from runtime.ranks.devices import Placement, enter_thread, place
 from runtime.ranks.processes import Processes, single_process
 from runtime.static.artifacts import WarmUp
 from runtime.training.checkpoint import remove_checkpoints
+from runtime.training.choice import best_checkpoint
 from runtime.training.inputs import Inputs, gather_inputs, open_data
 from runtime.training.method import Method, Trainee
 from runtime.training.outcome import check_learned
 from runtime.training.picture import PICTURE_FILE, draw_run
+from runtime.training.result import RunResult, nothing_run
 from runtime.training.run_folder import write_run_file
+from runtime.training.saved_state import Checkpoint
 from runtime.training.start import Start, find_start, finish
 from runtime.training.targets import check_target, place_targets
-from runtime.training.trainer import RunResult, Trainer, nothing_run
+from runtime.training.trainer import Trainer
+from runtime.training.watch import check_watch
 
 Show = Callable[[RunResult, Mapping[str, Any]], None]
 """Takes how a run ended and the lines of its closing table, before the export."""
@@ -81,7 +85,7 @@ class Job:
             self.config, self.inputs, self.processes, fresh=fresh, report=self.report
         )
         show_from = partial(self._showing, show, start)
-        if start.step >= self.config.train.steps:
+        if start.step >= self.config.train.steps or start.gave_up:
             return self._finish(start, show_from)
         enter_thread(self.placement.devices[0], self.placement.threads)
         warm_up = WarmUp(
@@ -117,7 +121,7 @@ class Job:
                 trainer.prepare()
                 warm_up.finish()
                 self._begin(trainer, trainee, start, fresh=fresh)
-                result = trainer.run(start.step)
+                result = trainer.run(start.step, start.heldout)
                 if self.processes.leads:
                     self._leave_product(trainer, trainee, result, show_from)
                 # A launcher ends all processes once one has left with an exit code other than 0.
@@ -148,21 +152,32 @@ class Job:
         show_from: Callable[[RunResult], AbstractContextManager[None]],
     ) -> None:
         with show_from(result):
-            if result.counts.learned:
+            best = self._best()
+            if result.counts.learned and best is not None and best.step < result.steps:
+                self.report(f"exporting the best {self.method.product}, that of step {best.step}")
+                self.method.export_checkpoint(best, self.product)
+            elif result.counts.learned:
                 run = {"fingerprint": self.inputs.fingerprint, "step": result.steps}
                 trainee.export(self.product, trainer.weights(), run)
         draw_run(self.folder, self.method.plots)
+
+    def _best(self) -> Checkpoint | None:
+        """Whose weights are exported instead of the newest, if any are."""
+        if self.config.train.export != "best":
+            return None
+        return best_checkpoint(self.folder / "checkpoints", self.inputs.fingerprint, self.report)
 
     def _finish(
         self, start: Start, show_from: Callable[[RunResult], AbstractContextManager[None]]
     ) -> RunResult:
         counts = start.counts(self.processes)
         check_learned(counts, self.config.train.max_skipped)
-        self.report(f"this run is finished: {start.step} steps; --fresh starts over")
+        goes_on = "a larger evaluate.patience goes on, " if start.gave_up else ""
+        self.report(f"this run is finished: {start.step} steps; {goes_on}--fresh starts over")
         result = nothing_run(counts, self.placement)
         with show_from(result):
             if start.checkpoint is not None:
-                finish(self.method, start.checkpoint, self.folder, self.report)
+                finish(self.method, self._best() or start.checkpoint, self.folder, self.report)
         self.processes.end()
         return result
 
@@ -229,6 +244,7 @@ def open_inputs(
         BucketMissingError: The cache lacks an entry.
         StoreNotFoundError: There is no cache.
     """
+    check_watch(config)
     specs = method.specs(config)
     heldout_specs = method.heldout_specs(config) if config.evaluate.every else {}
     method.check(config, placement, ranks)

@@ -14,6 +14,7 @@ from runtime.ranks.processes import POLL_S, Processes
 from runtime.training.worker import Coordinator
 
 SAVE = "save"
+FINISH = "finish"
 
 
 class Monitor(threading.Thread):
@@ -29,6 +30,7 @@ class Monitor(threading.Thread):
         self.processes = processes
         self.coordinator = coordinator
         self._asked: deque[str] = deque()
+        self._finishing = False
         self._round = 0
         self._request: str | None = None
         self._ended = threading.Event()
@@ -36,6 +38,12 @@ class Monitor(threading.Thread):
     def stop(self, cause: signal.Signals) -> None:
         """End the run of all processes after the step that the furthest rank is in."""
         self._asked.append(str(int(cause)))
+
+    def finish(self) -> None:
+        """End it as ``stop`` does, of its own accord; asked again, do nothing."""
+        if not self._finishing:
+            self._asked.append(FINISH)
+        self._finishing = True
 
     def save(self) -> None:
         """Let all processes save the same step, and go on."""
@@ -62,7 +70,7 @@ class Monitor(threading.Thread):
         self._request = self.processes.peek(key)
         if self._request is None:
             return
-        if self._request != SAVE:
+        if self._request not in (SAVE, FINISH):
             cause = signal.Signals(int(self._request))
             self.coordinator.signal = self.coordinator.signal or cause
         self.processes.publish(f"begun/{self._round}", str(self.coordinator.close()))

@@ -90,6 +90,15 @@ class Recorder:
         if self.watch is not None and self.watch.is_due(finished):
             self._score(self.watch, replica, finished)
 
+    def has_best(self, finished: int) -> bool:
+        """Whether the best held-out score so far is that of so many steps."""
+        return self.watch is not None and self.watch.is_best(finished)
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the run is to end since its held-out scores became no better."""
+        return self.watch is not None and self.watch.gave_up
+
     def _score(self, watch: Watch, replica: Replica, finished: int) -> None:
         # What is left of the steps themselves is theirs.
         replica.pool.synchronize()
@@ -144,6 +153,8 @@ class Recorder:
             fingerprint=self.fingerprint,
             published=self.published,
             keep=self.train.keep,
+            heldout=self.watch.record(finished) if self.watch is not None else {},
+            spare=self.watch.spare if self.watch is not None else None,
         )
         self._saved = finished
         self._leave_out(time.monotonic() - began)

@@ -1,13 +1,15 @@
 """One saved state: a folder ``step-00000500`` that is as it was saved, or is refused.
 
 ``state.safetensors`` has fp32 masters, moments and counters. ``meta.json`` is a sealed document of
-format 3: step, fingerprint of the run, SHA-256 of the state file, and ``published``, what an export
-needs beside the weights. Format 2 called that ``drafter``, and format 1 had no seal; both are read.
+format 3: step, fingerprint of the run, SHA-256 of the state file, ``published``, what an export
+needs beside the weights, and ``heldout`` where the run was scored. Format 2 called ``published``
+``drafter``, and format 1 had no seal; both are read.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors import SafetensorError
@@ -47,6 +49,14 @@ class Checkpoint:
     """Of the state file."""
     published: Mapping[str, Any]
     """What an export needs beside the weights, as the method had it."""
+    heldout: Mapping[str, Any] = field(default_factory=dict)
+    """How the run stood on held-out data, see ``runtime.training.watch``; empty where it was not
+    scored."""
+
+    @property
+    def merit(self) -> float | None:
+        """The held-out score of these very weights, the more the better; None without one."""
+        return self.heldout.get("merit")
 
     @property
     def run(self) -> dict[str, Any]:
@@ -126,6 +136,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             str(meta["fingerprint"]),
             str(meta["sha256"]),
             dict(meta[named]),
+            dict(meta.get("heldout", {})),
         )
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: it must say {error}") from error
@@ -141,6 +152,7 @@ def write_checkpoint(
     step: int,
     fingerprint: str,
     published: Mapping[str, Any],
+    heldout: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write a state into a new folder; its files are on the disk when this returns.
 
@@ -160,6 +172,7 @@ def write_checkpoint(
         "fingerprint": fingerprint,
         "published": dict(published),
         "sha256": sha256,
+        **({"heldout": dict(heldout)} if heldout else {}),
     }
     write_synced(folder / META_FILE, seal(meta))
 

@@ -19,6 +19,7 @@ from runtime.training.outcome import StepCounts, step_counts
 from runtime.training.picture import PICTURE_FILE, draw_run
 from runtime.training.run_folder import starting_point
 from runtime.training.saved_state import META_FILE, Checkpoint
+from runtime.training.watch import has_given_up
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,6 +31,13 @@ class Start:
     checkpoint: Checkpoint | None
     state: Mapping[str, Tensor] | None
     """Of the checkpoint."""
+    gave_up: bool
+    """Whether the run had ended there since its held-out scores became no better."""
+
+    @property
+    def heldout(self) -> Mapping[str, Any]:
+        """How the run stood on held-out data; known to the first process alone."""
+        return self.checkpoint.heldout if self.checkpoint is not None else {}
 
     def counts(self, processes: Processes) -> StepCounts:
         """What became of the steps of a finished run, whose state process 0 has read."""
@@ -67,10 +75,17 @@ def find_start(
         check_writable(folder / "checkpoints")
     checkpoint, state = found or (None, None)
     first_step = checkpoint.step if checkpoint is not None else 0
-    # How often to save shapes no result, but at every save all ranks compare their weights.
-    saving = {**inputs.shaping["train"], "save_every": config.train.save_every}
-    step = agree(processes, first_step, {**inputs.shaping, "train": saving})
-    return Start(step=step, checkpoint=checkpoint, state=state)
+    # What is saved when shapes no result, but at every save all ranks compare their weights.
+    train, evaluate = config.train, config.evaluate
+    saving = {**inputs.shaping["train"], "save_every": train.save_every, "export": train.export}
+    scoring = {"every": evaluate.every, "patience": evaluate.patience}
+    step = agree(processes, first_step, {**inputs.shaping, "train": saving, "evaluate": scoring})
+    gave_up = False
+    if evaluate.patience:
+        waited = checkpoint.heldout.get("waited", 0) if checkpoint is not None else 0
+        mine = json.dumps(has_given_up(config, waited)) if processes.leads else None
+        gave_up = json.loads(processes.from_leader("gave-up", mine))
+    return Start(step=step, checkpoint=checkpoint, state=state, gave_up=gave_up)
 
 
 def agree(processes: Processes, first_step: int, shaping: Mapping[str, Any]) -> int:

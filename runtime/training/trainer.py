@@ -1,11 +1,10 @@
 """A whole training run: load, warm up, capture, freeze, run, tear down."""
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -24,51 +23,17 @@ from runtime.static.freeze import FreezeGuard
 from runtime.training.inputs import Inputs
 from runtime.training.method import Method, Trainee
 from runtime.training.monitor import Monitor
-from runtime.training.outcome import StepCounts
 from runtime.training.recorder import Recorder
 from runtime.training.replica import Replica
+from runtime.training.result import RunResult
 from runtime.training.saved_state import master_weights
 from runtime.training.target_worker import TargetReplica
 from runtime.training.threads import Threads
-from runtime.training.watch import Watch
+from runtime.training.watch import Watch, saves_best
 from runtime.training.worker import Coordinator
 
 JOIN_S = 10.0
 """How long stopped threads may take to end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """How a run ended."""
-
-    steps: int
-    """Finished steps, those of an earlier part included."""
-    summary: str
-    """The after-freeze line."""
-    seconds: float
-    """From freeze to the last step."""
-    rates: Mapping[str, str]
-    """For people: thread -> how fast it was and what it waited for."""
-    signal: signal.Signals | None
-    """What stopped it early, if anything did."""
-    counts: StepCounts
-    """What became of the steps."""
-    scores: Mapping[str, str]
-    """For people: the held-out scores, and what they cost; empty where there were none."""
-
-
-def nothing_run(counts: StepCounts, placement: Placement) -> RunResult:
-    """The result of a run that was finished before."""
-    summary = FreezeGuard().summary(0, 0, eager=placement.kind == "cpu")
-    return RunResult(
-        steps=counts.begun,
-        summary=summary,
-        seconds=0.0,
-        rates={},
-        signal=None,
-        counts=counts,
-        scores={},
-    )
 
 
 class Trainer:
@@ -157,8 +122,12 @@ class Trainer:
                 group.leave()
             raise
 
-    def run(self, first_step: int = 0) -> RunResult:
+    def run(self, first_step: int = 0, past: Mapping[str, Any] = MappingProxyType({})) -> RunResult:
         """Freeze and train up to ``train.steps``.
+
+        Args:
+            first_step: Where to begin.
+            past: How the run stood there on held-out data, see ``Watch.record``.
 
         Raises:
             FrozenError: Something compiled, traced, recorded or built a mask.
@@ -168,13 +137,13 @@ class Trainer:
         coordinator = Coordinator(self.config.train.steps, first_step)
         several = self.processes.size > 1
         monitor = Monitor(self.processes, coordinator) if several else None
-        recorder = self._make_recorder(first_step) if self.processes.leads else None
-        threads = self._make_threads(coordinator, recorder, first_step)
+        recorder = self._make_recorder(first_step, past) if self.processes.leads else None
+        asked = monitor or coordinator
+        threads = self._make_threads(coordinator, recorder, first_step, asked.finish)
         guard = FreezeGuard()
         began = time.monotonic()
         if recorder is not None:
             recorder.start()
-        asked = monitor or coordinator
         with stop_on_signals(asked.stop, asked.save, interruptible=not several):
             with guard.active():
                 threads.start()
@@ -228,7 +197,7 @@ class Trainer:
         for group in self.groups:
             group.leave()
 
-    def _make_recorder(self, first_step: int) -> Recorder:
+    def _make_recorder(self, first_step: int, past: Mapping[str, Any]) -> Recorder:
         return Recorder(
             folder=self.folder,
             train=self.config.train,
@@ -238,19 +207,23 @@ class Trainer:
             fingerprint=self.inputs.fingerprint,
             report=self.report,
             first_step=first_step,
-            watch=self._make_watch(),
+            watch=self._make_watch(past),
             skips_in_a_row=self.replicas[0].counts().skips_in_a_row,
         )
 
-    def _make_watch(self) -> Watch | None:
+    def _make_watch(self, past: Mapping[str, Any]) -> Watch | None:
         if self.trainee.heldout is None:
             return None
-        watch = Watch(self.trainee.heldout, self.config)
+        watch = Watch(self.trainee.heldout, self.config, past)
         self.report(watch.announcement())
         return watch
 
     def _make_threads(
-        self, coordinator: Coordinator, recorder: Recorder | None, first_step: int
+        self,
+        coordinator: Coordinator,
+        recorder: Recorder | None,
+        first_step: int,
+        finish: Callable[[], None],
     ) -> Threads:
         every = self.config.train.save_every
 
@@ -259,12 +232,15 @@ class Trainer:
             if writer is not None:
                 writer.after_step(replica, finished, step)
             asked = coordinator.saves(finished)
-            if asked or finished % every == 0:
+            regular = asked or finished % every == 0
+            if regular or saves_best(self.config, finished):
                 check_agreement(replica.optimizer.master, replica.group, finished)
-                if writer is not None:
+                if writer is not None and (regular or writer.has_best(finished)):
                     writer.save(replica, finished)
                     if asked:
                         self.report(f"SIGUSR1: step {finished} is saved; going on")
+            if writer is not None and writer.gave_up:
+                finish()
 
         def at_end(replica: Replica, finished: int) -> None:
             if finished > first_step and finished % every:

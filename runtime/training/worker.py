@@ -76,6 +76,11 @@ class Coordinator:
         """End the run after the step that the furthest rank of this process is in."""
         with self._changed:
             self.signal = self.signal or cause
+            self.finish()
+
+    def finish(self) -> None:
+        """End the run as ``stop`` does, of its own accord."""
+        with self._changed:
             self.open_until(self.close() + 1)
 
     def save(self) -> None:

@@ -139,6 +139,7 @@ COUNTS = {
     "train.keep": 1,
     "evaluate.every": 0,
     "evaluate.samples": 0,
+    "evaluate.patience": 0,
     "evaluate.prompts": 1,
     "evaluate.max_new_tokens": 1,
 }

@@ -67,6 +67,22 @@ def test_a_stop_ends_all_processes_after_the_step_of_the_furthest(asked):
     assert first.coordinator.error is second.coordinator.error is None
 
 
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_run_that_finishes_early_does_so_at_one_step_and_without_a_signal(asked):
+    peers = pair(ahead=300, step_s=0.01)
+    for peer in peers:
+        peer.start()
+    time.sleep(0.1)
+    for _ in range(3):
+        peers[asked].monitor.finish()
+    for peer in peers:
+        peer.end()
+    first, second = peers
+    assert 300 <= first.finished == second.finished < LAST
+    assert first.coordinator.signal is second.coordinator.signal is None
+    assert first.coordinator.error is second.coordinator.error is None
+
+
 def test_a_process_that_is_through_tells_one_that_stops_later():
     slow, quick = pair(last=50)
     slow.coordinator = slow.monitor.coordinator = Coordinator(50)
