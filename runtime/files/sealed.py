@@ -91,6 +91,6 @@ def read_sealed(path: Path, latest: int, otherwise: str) -> dict[str, Any]:
         if not expected or found != expected:
             raise DamagedError(
                 f"{path} is damaged: the SHA-256 of what it says is {expected[:12] or 'none'}..., "
-                f"and its {KEY} is {found!r:.16}"
+                f"and its {KEY} is {str(found)[:12]}..."
             )
     return document

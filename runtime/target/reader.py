@@ -40,12 +40,12 @@ def read_outline(files: TargetFiles, name: str) -> TargetOutline:
 
     check_files(files)
     source, options = _source(files)
-    with _reading(name, f"config.json in {source}"):
+    with _reading(name, _part(files, "config.json")):
         config = AutoConfig.from_pretrained(source, **options)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     _read_generation_config(model, files, name)
-    with _reading(name, f"the tokenizer in {source}"):
+    with _reading(name, _part(files, "the tokenizer")):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
     return TargetOutline(model, tokenizer, name=name)
 
@@ -69,7 +69,7 @@ def read_model(
 
     weights_dtype = resolve_dtype(dtype, device)
     source, options = _source(files)
-    with _reading(outline.name, f"the weights in {source}"):
+    with _reading(outline.name, _part(files, "the weights")):
         model, loading = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=weights_dtype,
@@ -93,6 +93,13 @@ def _source(files: TargetFiles) -> tuple[str, dict[str, Any]]:
     if files.gguf_file is not None:
         options["gguf_file"] = files.gguf_file
     return str(files.folder), options
+
+
+def _part(files: TargetFiles, what: str) -> str:
+    """How an error calls a part of a target: a GGUF file is all parts in one."""
+    if files.gguf_file is not None:
+        return f"{files.folder / files.gguf_file}, a GGUF file,"
+    return f"{what} in {files.hub_name or files.folder}"
 
 
 def _read_generation_config(model: Any, files: TargetFiles, name: str) -> None:

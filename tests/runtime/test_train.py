@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -383,10 +384,18 @@ def test_fresh_forgets_nothing_when_the_command_is_refused(root, trained, refuse
 
 def test_a_stop_by_signal_saves_exports_and_exits_as_one(root, trained):
     options = ["--set", f"run.folder={root}/stopped", "--set", "train.steps=5000"]
-    timer = threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
+    metrics = root / "stopped" / "metrics.jsonl"
+
+    def stop():
+        until = time.monotonic() + 60.0
+        while time.monotonic() < until and not (metrics.exists() and metrics.stat().st_size):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
     stopped = call(train, root, *options, code=128 + signal.SIGTERM)
-    timer.join()
+    stopper.join()
     assert "SIGTERM; the same command goes on from step" in stopped.stdout
     (newest, *_) = find_checkpoints(root / "stopped" / "checkpoints")
     assert 0 < newest.step < 5000
