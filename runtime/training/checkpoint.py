@@ -10,7 +10,7 @@ import fnmatch
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -83,8 +83,8 @@ def save_checkpoint(
             "from the newest checkpoint"
         ) from error
     with contextlib.suppress(OSError):
-        stays = (step,) if spare is None else (step, spare)
-        _drop_oldest(root, [folder_name(which) for which in stays], fingerprint, keep)
+        stays = {target.name, folder_name(step if spare is None else spare)}
+        _drop_oldest(root, stays, fingerprint, keep)
     return target
 
 
@@ -238,7 +238,7 @@ def _place(folder: Path, target: Path, replaced: Path) -> None:
         raise
 
 
-def _drop_oldest(root: Path, stays: Sequence[str], fingerprint: str, keep: int) -> None:
+def _drop_oldest(root: Path, stays: Set[str], fingerprint: str, keep: int) -> None:
     good = 0
     for folder in _folders(root):
         try:

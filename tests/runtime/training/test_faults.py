@@ -171,7 +171,7 @@ def test_a_feeder_that_raises(tmp_path, devices):
     fault = Fault(20, OSError("disk is gone"))
     trainer.inputs.dataset.sample = before(trainer.inputs.dataset.sample, fault)
     step = run_into(trainer, fault, WorkerError, r"stopped after step \d+: disk is gone")
-    counts = [sum(s >= 0 for s in trainer.inputs.plan[number].samples) for number in range(12)]
+    counts = [sum(row >= 0 for row in trainer.inputs.plan[number].rows) for number in range(12)]
     filled = int((np.cumsum(counts) <= 20).sum())
     # With two feeders the one that is behind may be the one that meets the fault.
     assert filled - 2 * (devices != "cpu") <= step <= filled

@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -53,6 +54,14 @@ def test_captures_right_after_collectives(devices):
         for step in steps:
             step.teardown()
     assert leave_groups(groups, 30.0)
+
+
+def test_one_rank_scores_and_the_other_waits(tmp_path, devices):
+    config = prepared(tmp_path, "scored", devices, steps=40, save_every=10)
+    config = replace(config, evaluate=replace(config.evaluate, every=1))
+    result, rows, _ = train(config)
+    assert result.summary.endswith("0 host mask builds, 40 steps (80 graph replays)")
+    assert [row["step"] for row in rows if "heldout_tau" in row] == [*range(1, 41)]
 
 
 def test_random_delays_and_many_checkpoints_do_not_hang(tmp_path, devices):
