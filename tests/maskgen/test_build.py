@@ -83,6 +83,12 @@ def dense_layout(anchors, n_valid, context, draft):
     ]
 
 
+def test_cells_are_counted_beyond_int32():
+    sizes = {"Q_LEN": 2**15, "KV_LEN": 2**16, "BLOCK_SIZE": 1024}
+    (spec,) = specs_of({"name": "all", "family": "full", **sizes})
+    assert build_entry(spec).attrs["cells"] == 2**31
+
+
 def test_every_layout_is_the_mask_of_its_anchors(tmp_path):
     store = fresh(tmp_path)
     build(specs_of(LAYOUTS), store)

@@ -185,6 +185,9 @@ def test_shift_does_not_wrap_near_the_largest_length():
     spans = of_rows([[(most - 2, most)]], most)
     assert not (spans.shift(kv=most).row_counts()).any()
     assert spans.shift(kv=-(most - 2)).ends.item() == 2
+    # Its end leaves the frame and its start does not.
+    moved = spans.shift(kv=1)
+    assert (moved.starts.item(), moved.ends.item()) == (most - 1, most)
 
 
 def test_concat_reaches_the_largest_length_and_no_further():

@@ -178,6 +178,25 @@ def test_a_feeder_that_raises(tmp_path, devices):
     check_that_it_goes_on(trainer, rtol=0 if devices == "cpu" else 1e-5)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_replicas_that_differ_none_is_saved(tmp_path, rank):
+    trainer = ready(tmp_path, devices="cpu,cpu", steps=12, save_every=4)
+    start(trainer)
+    replica = trainer.replicas[rank]
+    run = replica.run
+
+    def drifting(step, slot):
+        run(step, slot)
+        if step.number == 5:
+            replica.optimizer.master[0] += 1e-3
+
+    replica.run = drifting
+    with pytest.raises(WorkerError, match=r"after step 8 the weights .* nothing was saved"):
+        trainer.run()
+    trainer.teardown()
+    assert [found.step for found in find_checkpoints(trainer.folder / "checkpoints")] == [4]
+
+
 def test_a_rank_that_is_slow_changes_nothing(tmp_path):
     trainer = ready(tmp_path, devices="cpu,cpu", steps=6)
     start(trainer)
