@@ -16,7 +16,6 @@ from cache.errors import (
     EntryNotFoundError,
     VersionNotFoundError,
 )
-from cache.flight import Flight
 from cache.format import (
     MAX_DOCUMENT_BYTES,
     SECTIONS,
@@ -26,6 +25,7 @@ from cache.format import (
     version_key,
 )
 from cache.sections import Sections
+from cache.single_flight import Flight
 from cache.source import Source, read_part
 from cache.version import EntryInfo, Version, parse_version
 

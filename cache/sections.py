@@ -7,8 +7,8 @@ import numpy as np
 
 from cache.chunk import MAX_CHUNK_VALUES, ChunkGrid, IntArray, decode_chunk, max_chunk_bytes
 from cache.errors import CacheError, DamagedEntryError
-from cache.flight import Flight
 from cache.format import SECTIONS, chunk_key
+from cache.single_flight import Flight
 from cache.source import Source, read_part
 
 

@@ -18,7 +18,7 @@ from maskgen.picture import entry_kinds
 from maskgen.spec import read_specs
 from maskgen.verify import verify_deep
 from runtime.dflash.initialise import random_start
-from runtime.dflash.published import load_published, save_published
+from runtime.dflash.saved_drafter import load_published, save_published
 from runtime.dflash.speculate import DraftSession, greedy
 from runtime.static.optimizer import AdamWSettings, FlatAdamW
 from runtime.target.model import Target

@@ -21,7 +21,7 @@ from runtime.dflash.capabilities import DECODING, Request, check_request
 from runtime.dflash.drafter import Drafter, DrafterConfig
 from runtime.dflash.folder import CONFIG_FILE, same_target
 from runtime.dflash.initialise import initial_drafter, random_start
-from runtime.dflash.published import load_published, servable
+from runtime.dflash.saved_drafter import load_published, servable
 from runtime.dflash.scores import DrafterScore, EvaluationResult, Mismatch
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.speculate import Decoded, DraftSession, choice_gap, greedy
@@ -89,7 +89,7 @@ def evaluate_drafter(
 
     Args:
         target: The target.
-        drafter: Takes raw features (``published.servable``); on the target's device, in its dtype.
+        drafter: Takes raw features (``saved_drafter.servable``), on the target's device.
         dataset: The held-out split.
         config: ``evaluate.prompts`` and ``evaluate.max_new_tokens`` are read.
         untrained: Where the drafter started from; as ``drafter``.

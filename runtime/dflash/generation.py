@@ -7,7 +7,7 @@ from typing import Any
 from maskgen.progress import say
 from runtime.config import TargetConfig
 from runtime.dflash.folder import read_target_record, same_target
-from runtime.dflash.published import load_published
+from runtime.dflash.saved_drafter import load_published
 from runtime.dflash.speculate import DraftSession
 from runtime.errors import ConfigError, TargetNotFoundError
 from runtime.prompts.conversation import Skipped, check_messages

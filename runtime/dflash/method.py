@@ -16,7 +16,7 @@ from runtime.dflash.embedding import fed_scale, serving_note
 from runtime.dflash.folder import is_of
 from runtime.dflash.initialise import initial_drafter
 from runtime.dflash.preparation import preparation
-from runtime.dflash.published import export_checkpoint
+from runtime.dflash.saved_drafter import export_checkpoint
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.targets import fit_drafter, frozen_targets, remote_targets
 from runtime.dflash.trainee import DrafterTrainee

@@ -16,8 +16,8 @@ from runtime.dflash.folder import target_record
 from runtime.dflash.heldout import HeldOutDrafts
 from runtime.dflash.loss import HeadLoss
 from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
-from runtime.dflash.published import FEATURE_SCALE, TARGET, save_published
 from runtime.dflash.samples import bucket_masks, fill_sample
+from runtime.dflash.saved_drafter import FEATURE_SCALE, TARGET, save_published
 from runtime.dflash.settings import DFlashConfig
 from runtime.target.frozen import FrozenTarget
 from runtime.training.inputs import Inputs

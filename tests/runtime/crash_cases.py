@@ -15,7 +15,7 @@ from runtime.data.dataset import Dataset, Sample, open_splits, write_dataset
 from runtime.data.folder import check_writable, path_of, state_of
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.folder import read_target_record
-from runtime.dflash.published import load_published, save_published
+from runtime.dflash.saved_drafter import load_published, save_published
 from runtime.errors import CheckpointError, DatasetError
 from runtime.files import digests
 from runtime.files.sealed import read_sealed, write_sealed

@@ -12,7 +12,7 @@ from runtime.dflash import evaluation
 from runtime.dflash.evaluation import evaluate_drafter
 from runtime.dflash.folder import target_record
 from runtime.dflash.initialise import drafter_config, initial_drafter, random_start
-from runtime.dflash.published import save_published
+from runtime.dflash.saved_drafter import save_published
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.speculate import DraftSession, greedy
 from runtime.errors import CheckpointError, NoSamplesError

@@ -12,7 +12,7 @@ from runtime import export
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.folder import read_target_record, same_target, target_record
 from runtime.dflash.initialise import drafter_config, random_start
-from runtime.dflash.published import load_published, save_published, servable
+from runtime.dflash.saved_drafter import load_published, save_published, servable
 from runtime.errors import CheckpointError
 from runtime.training.checkpoint import save_checkpoint
 from tests.runtime.tiny_llama import tiny_target

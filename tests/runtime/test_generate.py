@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from runtime import generate
 from runtime.dflash.generation import stream_text
 from runtime.dflash.initialise import drafter_config, from_target
-from runtime.dflash.published import save_published
+from runtime.dflash.saved_drafter import save_published
 from runtime.dflash.speculate import DraftSession, greedy
 from runtime.errors import ConfigError
 from runtime.prompts.template import ChatTemplate, TemplateChoice

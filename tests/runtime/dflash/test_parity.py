@@ -11,7 +11,7 @@ import torch
 from runtime.dflash.initialise import drafter_config, random_start
 from runtime.dflash.loss import HeadLoss
 from runtime.dflash.objective import draft_loss
-from runtime.dflash.published import load_published, save_published
+from runtime.dflash.saved_drafter import load_published, save_published
 from runtime.dflash.speculate import DraftSession
 from runtime.static.attention import dense_attention
 from runtime.target.frozen import FrozenTarget

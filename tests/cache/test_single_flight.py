@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from cache.flight import Flight
+from cache.single_flight import Flight
 
 
 class Thing:
