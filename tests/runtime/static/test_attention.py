@@ -52,13 +52,14 @@ def test_on_a_gpu_the_one_kernel_is_asked_for_with_the_mask(monkeypatch, kv_head
     )
     mask = object()
     q, k, v = torch.zeros(1, 4, 3, 8), *torch.zeros(2, 1, kv_heads, 5, 8)
-    assert flex_attention_over(mask)(q, k, v) == 5
+    assert flex_attention_over(mask, scale=0.25)(q, k, v) == 5
     (((found_q, found_k, found_v), options),) = asked
     assert found_q is q
     assert found_k is k
     assert found_v is v
     assert options == {
         "block_mask": mask,
+        "scale": 0.25,
         "enable_gqa": grouped,
         "kernel_options": {"BACKEND": "TRITON"},
     }
