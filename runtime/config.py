@@ -96,7 +96,7 @@ UNSHAPING = {"rules": Rules(shapes=False)}
 class RunConfig:
     """``[run]``: where a run writes and what makes it repeatable."""
 
-    method: str = setting("dflash", shapes=False)
+    method: str = setting("dflash", newer=True)
     """Kind of training: a name of ``runtime.methods``, or ``module:attribute`` of one's own."""
     folder: str = setting("runs/run", shapes=False)
     """Folder of metrics, checkpoints, pictures and what a run exports."""

@@ -13,6 +13,7 @@ from runtime.data.folder import PREPARE
 from runtime.data.prepared import check_prepared
 from runtime.errors import CheckpointError, NoSamplesError
 from runtime.packed.objective import summed_loss
+from runtime.packed.published import AGAIN, RECORD, WRITTEN, read_record
 from runtime.packed.settings import PackedConfig
 from runtime.ranks.devices import enter_thread, place
 from runtime.target.model import Target
@@ -64,7 +65,8 @@ def evaluate(config: PackedConfig, folder: str | Path | None = None) -> PackedEv
         folder: A model; the run's own if left out.
 
     Raises:
-        CheckpointError: The run has left no model.
+        CheckpointError: There is no model, or it is not as it was written.
+        DatasetError: The data were prepared with another model than the run file's.
         NoSamplesError: No held-out document has a learned token.
     """
     where = Path(folder) if folder else Path(config.run.folder) / "model"
@@ -74,11 +76,16 @@ def evaluate(config: PackedConfig, folder: str | Path | None = None) -> PackedEv
     _, heldout = open_splits(config.data.folder)
     check_prepared(config.data, heldout)
     if not where.exists():
-        raise CheckpointError(f"there is no model in {where.parent}; {TRAIN}")
-    found = []
+        what = f"there is no model in {where}"
+        raise CheckpointError(f"{what}; {TRAIN if folder is None else WRITTEN}")
+    if (where / RECORD).exists() and read_record(where) is None:
+        raise CheckpointError(f"{where} is not as it was written: {AGAIN}")
+    found: list[tuple[float, int, int]] = []
     for name in (config.target.model, str(where)):
         say(f"loading model {name}")
         model = Target.load(name, device=device, dtype=placement.compute_dtype)
+        if not found:
+            heldout.check_target(model.digest)
         found.append(_mean_loss(model, heldout, config.evaluate.documents))
     (before, predictions, documents), (after, _, _) = found
     return PackedEvaluation(

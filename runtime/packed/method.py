@@ -11,10 +11,11 @@ from runtime.data.preparation import Preparation, tokens_only
 from runtime.packed.evaluation import evaluate
 from runtime.packed.limits import check_request
 from runtime.packed.packing import PackedRows, pack
-from runtime.packed.published import is_of, save_model
+from runtime.packed.published import check_destination, is_of, save_model
 from runtime.packed.settings import PackedConfig
 from runtime.packed.trainee import PackedTrainee
 from runtime.ranks.devices import Placement
+from runtime.target.files import find_target
 from runtime.target.model import Target, outline_target
 from runtime.training.evaluation import Evaluation
 from runtime.training.inputs import Inputs
@@ -93,6 +94,8 @@ class Packed(Method[PackedConfig]):
                 outline=outline_target(config.target.model),
             )
         )
+        base = find_target(config.target.model).folder
+        check_destination(Path(config.run.folder) / self.product, base)
         report(f"loading model {config.target.model}")
         target = Target.load(config.target.model, device="cpu", dtype="float32")
         inputs.dataset.check_target(target.digest)
@@ -108,8 +111,10 @@ class Packed(Method[PackedConfig]):
 
     def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:
         """Write a checkpoint's model, with the config and the tokenizer of the one it began as."""
+        name = checkpoint.published["model"]
+        check_destination(folder, find_target(name).folder)
         weights = checkpoint.learned_weights()
-        target = Target.load(checkpoint.published["model"], device="cpu", dtype="float32")
+        target = Target.load(name, device="cpu", dtype="float32")
         return save_model(folder, target, weights, checkpoint.run)
 
     def is_of(self, folder: Path, run: Mapping[str, Any]) -> bool:

@@ -47,8 +47,15 @@ def test_what_shapes_a_run():
     }
 
 
-def test_the_method_and_where_it_runs_shape_nothing():
-    run = {"method": "a:b", "folder": "f", "devices": "cpu", "target_devices": "cpu", "threads": 2}
+def test_another_method_makes_another_run():
+    """The default is left out: runs of releases without methods stay what they are."""
+    for method, shape in (("dflash", {"seed": 1}), ("a:b", {"method": "a:b", "seed": 1})):
+        settings = parse({"run": {"method": method}}).as_dict()
+        assert shaping_settings(settings, DFlashConfig)["run"] == shape
+
+
+def test_where_a_run_runs_shapes_nothing():
+    run = {"folder": "f", "devices": "cpu", "target_devices": "cpu", "threads": 2}
     settings = parse({"run": run, "data": {"batch": 3}, "evaluate": {"prompts": 1}}).as_dict()
     assert shaping_settings(settings, DFlashConfig) == shaping_settings(
         parse({}).as_dict(), DFlashConfig

@@ -1,13 +1,17 @@
 """The held-out loss against a plain loop over transformers' own eager model."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from runtime.data.dataset import open_splits, write_dataset
-from runtime.errors import CheckpointError, NoSamplesError
+from runtime.errors import CheckpointError, DatasetError, NoSamplesError
 from runtime.packed.evaluation import evaluate
+from runtime.packed.published import save_model as save_model_of_run
+from runtime.target.model import Target
 from tests.runtime.packed.packed_run import documents_of, make_run, save_model
 
 
@@ -58,8 +62,34 @@ def test_a_folder_that_is_named_takes_the_place_of_the_runs(root, config):
 
 def test_a_run_without_a_model_is_refused(tmp_path):
     config = make_run(tmp_path)
-    with pytest.raises(CheckpointError, match=r"there is no model in .*run; "):
+    with pytest.raises(CheckpointError, match=r"no model in .*run/model; run: python -m runtime.t"):
         evaluate(config)
+    with pytest.raises(CheckpointError, match=r"no model in .*nothere; name a folder that runtime"):
+        evaluate(config, tmp_path / "nothere")
+
+
+def test_a_model_that_is_not_as_it_was_written_is_not_scored(tmp_path):
+    config = make_run(tmp_path)
+    trained = Target.load(config.target.model, device="cpu", dtype="float32")
+    weights = {name: w.detach().clone() for name, w in trained.model.named_parameters()}
+    folder = save_model_of_run(tmp_path / "kept", trained, weights, {"fingerprint": "f", "step": 1})
+    assert evaluate(config, folder).predictions > 0
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        whole = (folder / name).read_bytes()
+        data = bytearray(whole)
+        data[len(data) // 3] ^= 4
+        (folder / name).write_bytes(data)
+        with pytest.raises(CheckpointError, match="kept is not as it was written: export it again"):
+            evaluate(config, folder)
+        (folder / name).write_bytes(whole)
+
+
+def test_another_model_than_that_of_the_data_is_refused(tmp_path):
+    config = make_run(tmp_path)
+    other = save_model(tmp_path / "other", seed=9)
+    config = replace(config, target=replace(config.target, model=str(other)))
+    with pytest.raises(DatasetError, match="was prepared with target 'tiny'"):
+        evaluate(config, tmp_path / "model")
 
 
 def test_documents_of_which_nothing_is_learned_are_refused(tmp_path):

@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runtime.errors import CheckpointError, LaterFormatError
-from runtime.packed.published import RECORD, is_of, read_record, save_model
+from runtime.files.sealed import seal
+from runtime.packed.published import RECORD, check_destination, is_of, read_record, save_model
 from runtime.target.model import Target
 from tests.runtime.tiny_llama import tiny_model, tiny_tokenizer
 
@@ -66,11 +67,20 @@ def test_a_folder_of_a_later_release_says_so(folder):
     assert not is_of(folder, RUN)
 
 
-def test_another_model_takes_the_place_of_the_whole_folder(folder):
-    (folder / "left.txt").write_text("of another time")
+def test_another_model_takes_the_place_and_what_others_put_there_stays(folder):
+    (folder / "NOTES.md").write_text("mine")
+    (folder / "plots").mkdir()
+    (folder / "plots" / "a.png").write_bytes(b"png")
+    (folder / "model-00009-of-00009.safetensors").write_bytes(b"of an earlier save")
+    record = json.loads((folder / RECORD).read_text())
+    record["files"]["model-00009-of-00009.safetensors"] = "0" * 64
+    del record["document_sha256"]
+    (folder / RECORD).write_bytes(seal(record))
     save_model(folder, target(), weights(0.5), {**RUN, "step": 9})
     assert is_of(folder, {**RUN, "step": 9})
-    assert not (folder / "left.txt").exists()
+    assert (folder / "NOTES.md").read_text() == "mine"
+    assert (folder / "plots" / "a.png").read_bytes() == b"png"
+    assert not (folder / "model-00009-of-00009.safetensors").exists()
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert all(bool((weight == 0.5).all()) for weight in model.parameters())
@@ -101,3 +111,62 @@ def test_a_full_disk_leaves_what_is_there(folder, monkeypatch):
         save_model(folder, target(), weights(0.5), {**RUN, "step": 9})
     assert is_of(folder, RUN)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def occupied(where, kind):
+    if kind == "a file":
+        where.write_text("{}")
+    elif kind == "a run":
+        (where / "checkpoints").mkdir(parents=True)
+    elif kind == "a text":
+        where.mkdir()
+        (where / "thesis.txt").write_text("years")
+    elif kind == "another model":
+        tiny_model().save_pretrained(where)
+    else:
+        (where.parent / "real").mkdir()
+        (where.parent / "real" / "thesis.txt").write_text("years")
+        where.symlink_to(where.parent / "real")
+
+
+@pytest.mark.parametrize("kind", ["a file", "a run", "a text", "another model", "a link to a text"])
+def test_what_is_no_model_of_ours_is_not_replaced(tmp_path, kind):
+    where = tmp_path / "out"
+    occupied(where, kind)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match="out must be a new or empty folder, or one that"):
+        save_model(where, target(), weights(), RUN)
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["nothing", "an empty folder", "a link to an empty folder"])
+def test_an_empty_place_is_taken(tmp_path, kind):
+    where = tmp_path / "new" / "out"
+    if kind != "nothing":
+        (tmp_path / "new" / "real").mkdir(parents=True)
+        where = tmp_path / "new" / "real"
+    if kind.startswith("a link"):
+        (tmp_path / "link").symlink_to(where)
+        where = tmp_path / "link"
+    save_model(where, target(), weights(), RUN)
+    assert is_of(where, RUN)
+    assert where.is_symlink() == kind.startswith("a link")
+
+
+def test_the_model_that_is_trained_stays_whatever_its_name(folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder)
+    for where in (folder, tmp_path / "link", tmp_path / "x" / ".." / "model"):
+        with pytest.raises(CheckpointError, match="is the model that is trained, which stays"):
+            check_destination(where, folder)
+    assert check_destination(tmp_path / "link", tmp_path / "other") == folder.resolve()
+    assert is_of(folder, RUN)
+
+
+def test_where_the_new_model_cannot_be_moved_in_the_old_one_is_put_back(folder, monkeypatch):
+    def refuse(_source, _target):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("runtime.packed.published.move_folder", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        save_model(folder, target(), weights(0.5), {**RUN, "step": 9})
+    assert is_of(folder, RUN)

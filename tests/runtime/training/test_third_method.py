@@ -182,3 +182,10 @@ def test_an_option_of_another_method_is_refused(root):
     assert refused.stderr.startswith("Error: train.anchors = 'data': unknown key in [train]; ")
     assert refused.stderr.count("\n") == 1
     assert not (root / "none").exists()
+
+
+def test_a_run_does_not_go_on_with_another_method(root, trained, tmp_path, monkeypatch):
+    (tmp_path / "negated.py").write_text("from next_token import METHOD\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    refused = command(train, *options(root, "run"), "--set", "run.method=negated:METHOD", code=1)
+    assert 'run.method "next_token:METHOD" -> "negated:METHOD"' in refused.stderr
