@@ -55,6 +55,9 @@ def after_result(show: Callable[[], None]) -> Iterator[None]:
 class Command(click.Command):
     """A command that ends in one line whatever it raises; ``--debug`` shows the traceback, too."""
 
+    passes: tuple[type[BaseException], ...] = ()
+    """What is let through, for whoever is around the command."""
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         debug = click.Option(
@@ -89,7 +92,10 @@ class Command(click.Command):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except (Exception, KeyboardInterrupt) as error:
+        except self.passes:
+            raise
+        # SystemExit, too: a command of ours exits through click, so this is of someone else's code.
+        except BaseException as error:
             asked = ctx.find_root().obj or Asked(None, ())
             show(error, asked.run_file, asked.settings, debug=ctx.meta.get(DEBUG, False))
             _drop_unwritten(sys.stdout)

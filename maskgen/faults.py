@@ -15,6 +15,7 @@ import click
 
 from cache.address import without_secrets_in
 from cache.causes import why
+from maskgen.named_module import is_of_named
 from maskgen.runfile import with_run_file
 
 LONGEST = 600
@@ -69,8 +70,10 @@ def told(error: BaseException) -> str:
     An error of this program is its own message. One of the system or of another library names the
     file, or else the place in the code, and what to do. Any other is a fault of this program.
     """
-    if _is_ours(error) or not isinstance(error, Exception):
+    if _is_ours(error) or isinstance(error, KeyboardInterrupt):
         line = str(error) or type(error).__name__
+    elif not isinstance(error, Exception):
+        line = f"{_named(error)} ({_place(error)}) ended it before it was done"
     elif _is_of_network(error):
         what, helps = why(error, "://")
         line = f"{what} ({_named(error)}, {_place(error)}); {helps}"
@@ -150,6 +153,9 @@ def _of_library(error: BaseException) -> str:
             return f"{what}: {text} ({where}); {helps}"
     if isinstance(error, ImportError):
         return _of_import(error, where)
+    place = _innermost(error)
+    if place is not None and not _is_in_ours(place[0]):
+        return f"{_named(error)} ({where}), in code that the run file names; see it with --debug"
     library = type(error).__module__.partition(".")[0]
     if library not in ("builtins", *_OURS):
         return f"{library} fails: {_named(error)} ({where}); --debug shows the traceback"
@@ -177,16 +183,28 @@ def _message(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost place in our code that it came through, or the innermost of all."""
-    places = [
-        (Path(frame.f_code.co_filename), line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    ours = [place for place in places if place[0].is_relative_to(_ROOT)]
-    # This file's own folder is ours, and so may be the environment that stands in it.
-    ours = [place for place in ours if place[0].relative_to(_ROOT).parts[0] in _OURS] or places[-1:]
-    if not ours:
-        return "nowhere"
-    path, line = ours[-1]
+    """The innermost place in our code or the user's, or the innermost of all."""
+    place = _innermost(error)
+    if place is None:
+        every = [(Path(f.f_code.co_filename), n) for f, n in traceback.walk_tb(error.__traceback__)]
+        if not every:
+            return "nowhere"
+        place = every[-1]
+    path, line = place
     shown = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
     return f"{shown}:{line}"
+
+
+def _innermost(error: BaseException) -> tuple[Path, int] | None:
+    """The innermost place in our code or in what a run file names."""
+    places = [
+        (path, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _is_in_ours(path := Path(frame.f_code.co_filename)) or is_of_named(frame)
+    ]
+    return places[-1] if places else None
+
+
+def _is_in_ours(path: Path) -> bool:
+    # This file's own folder is ours, and so may be the environment that stands in it.
+    return path.is_relative_to(_ROOT) and path.relative_to(_ROOT).parts[0] in _OURS

@@ -44,7 +44,7 @@ def load_family(name: str) -> Family:
 def _made(name: str, function: Callable[..., Any]) -> Family:
     try:
         made = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         rule = f"must return a Family, but raised {type(error).__name__}: {error}"
         raise MaskSpecError("family", name, rule) from error
     if not isinstance(made, Family):

@@ -7,7 +7,6 @@ without importing anything. What that module imports itself is not seen; ``verif
 """
 
 import hashlib
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from maskgen.errors import MaskSpecError
+from maskgen.named_module import import_named
 
 _SOURCE = "__maskgen_source__"
 """Where a module keeps the digest of the file that it was imported from."""
@@ -38,7 +38,7 @@ def load_function(
     """
     module_name, _, attribute = path.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = import_named(module_name)
         imported_source(path)
         for part in attribute.split("."):
             found = getattr(found, part)

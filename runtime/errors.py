@@ -125,4 +125,8 @@ class ReplicaMismatchError(TrainingError, RuntimeError):
 
 def first_line(error: BaseException) -> str:
     """What an error says, without the stack of a library below that may follow."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    name, text = type(error).__name__, str(error).strip()
+    if text and not isinstance(error, Exception):
+        # Of SystemExit it is a number.
+        text = f"{name}: {text}"
+    return (text or name).splitlines()[0]

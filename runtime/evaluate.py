@@ -1,7 +1,6 @@
 """``python -m runtime.evaluate``: measures on held-out data what a run learned."""
 
 import json
-import sys
 from pathlib import Path
 
 import click
@@ -49,7 +48,7 @@ def main(
         folder = Path(product or Path(config.run.folder) / method.product)
         click.echo("".join(f"next: {line}\n" for line in method.uses(folder)), nl=False)
     if not result.exact:
-        sys.exit(3)
+        click.get_current_context().exit(3)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """The kinds of training by name, as ``[run] method`` of a run file spells them."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maskgen.checks import nearest
+from maskgen.named_module import import_named
 from runtime.config import Config, overridden, parse_config, read_file
 from runtime.errors import ConfigError
 
@@ -34,9 +34,8 @@ def find_method(name: str) -> "Method[Any]":
         rule = f"{nearest(name, METHODS)}; a method of your own is spelled module:attribute"
         raise ConfigError(FIELD, name, rule)
     try:
-        module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError, ValueError, TypeError) as error:
-        # The last two where the module's name is empty or begins with a dot.
+        module = import_named(module_name)
+    except ImportError as error:
         raise ConfigError(FIELD, name, f"must be importable ({error})") from error
     method: Any = getattr(module, attribute, None)
     kind = getattr(method, "config_type", None)

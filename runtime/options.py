@@ -9,7 +9,7 @@ import click
 from maskgen import border
 from maskgen.options import set_option
 from maskgen.runfile import setting
-from runtime.signals import exiting_on_signals
+from runtime.signals import Stopped, exiting_on_signals
 
 DEFAULT_CONFIG = "configs/demo.toml"
 devices_option = click.option(
@@ -23,6 +23,8 @@ devices_option = click.option(
 
 class Command(border.Command):
     """A command of the runtime; Ctrl-C and SIGTERM end it as ``exiting_on_signals`` says."""
+
+    passes = (Stopped,)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +83,7 @@ def main(
         )
     if result.signal is not None:
         # As a shell reports a command that a signal ended, so that a script stops here.
-        sys.exit(128 + result.signal)
+        click.get_current_context().exit(128 + result.signal)
     if processes.leads and not as_json:
         command = f"next: python -m runtime.evaluate {RUN_FILE}"
         click.echo(without_secrets_in(with_run_file(command, config_path, overrides)))

@@ -17,7 +17,7 @@ from runtime.ranks.agreement import check_agreement
 from runtime.ranks.collectives import Group, leave_groups, make_groups, on_every_rank
 from runtime.ranks.devices import Placement, enter_thread
 from runtime.ranks.processes import Processes, single_process
-from runtime.signals import stop_on_signals
+from runtime.signals import Stopped, stop_on_signals
 from runtime.static.compilation import size_recompile_limits
 from runtime.static.freeze import FreezeGuard
 from runtime.training.inputs import Inputs
@@ -286,6 +286,6 @@ def _share_state(replica: Replica) -> None:
 
 
 def _raise_first(error: BaseException, finished: int) -> None:
-    if isinstance(error, (FrozenError, NonFiniteError)) or not isinstance(error, Exception):
+    if isinstance(error, (FrozenError, NonFiniteError, KeyboardInterrupt, Stopped)):
         raise error
     raise WorkerError(f"training stopped after step {finished}: {told(error)}") from error

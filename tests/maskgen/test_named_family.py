@@ -200,6 +200,8 @@ def test_a_cache_names_what_only_a_run_file_may_import(tmp_path):
         ("def band(): 1 / 0", "band", "must return a Family, but raised ZeroDivisionError"),
         ("def band(x): pass", "band", "but raised TypeError"),
         ("1 / 0", "band", "must be importable .ZeroDivisionError"),
+        ("raise SystemExit(0)", "band", r"must be importable .SystemExit\(0\), .*\.py:1\)"),
+        ("def band(): raise SystemExit", "band", "must return a Family, but raised SystemExit"),
         ("import nowhere_at_all", "band", "must be importable .No module named 'nowhere_at_all'"),
         ("def band(", "band", "must be importable .SyntaxError"),
     ],

@@ -54,7 +54,7 @@ def test_a_function_may_stand_within_a_class(module):
     ("text", "attribute", "told"),
     [
         ("x = 3\n", "x", "must be a function (b, h, q_idx, kv_idx) -> bool"),
-        ("raise ValueError('at import')\n", "x", "must be importable (ValueError('at import'))"),
+        ("raise ValueError('at import')\n", "x", "must be importable (ValueError('at import'), "),
         ("import no_such_module_at_all\n", "x", "must be importable (No module named 'no_such_"),
         ("", "y", "must be importable (module 'named_function_"),
     ],

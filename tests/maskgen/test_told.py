@@ -186,6 +186,8 @@ def verb(fail, number):
         raise click.Abort
     if fail == "interrupt":
         raise KeyboardInterrupt
+    if fail == "leave":
+        raise SystemExit(0)
     if fail == "neither":
         with after_result(lambda: click.no_such_name):
             raise MaskgenError("not written")
@@ -215,6 +217,12 @@ def verb(fail, number):
 def test_how_a_command_ends(arguments, code, out, err):
     result = CliRunner().invoke(tool, ["verb", *arguments])
     assert (result.exit_code, result.stdout, result.stderr) == (code, out, err)
+
+
+def test_code_that_ends_the_program_fails_the_command():
+    result = CliRunner().invoke(tool, ["verb", "--fail", "leave"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.fullmatch(r"Error: SystemExit: 0 \(.*:\d+\) ended it before.*\n", result.stderr)
 
 
 def test_a_usage_error_ends_with_2_and_hides_secrets():
@@ -333,9 +341,9 @@ def test_the_place_may_be_in_any_of_our_packages():
     assert re.search(r"\(cache/\w+\.py:\d+\)", told(error))
 
 
-def test_what_is_no_exception_is_its_message_alone():
-    assert told(SystemExit("leave")) == "leave"
-    assert told(GeneratorExit()) == "GeneratorExit"
+def test_what_is_no_exception_is_named():
+    assert told(SystemExit(0)) == "SystemExit: 0 (nowhere) ended it before it was done"
+    assert told(GeneratorExit()) == "GeneratorExit (nowhere) ended it before it was done"
 
 
 def test_a_message_of_several_lines_is_one():
