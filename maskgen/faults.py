@@ -107,6 +107,15 @@ def show(
         click.echo(without_secrets_in(text), err=True)
 
 
+def users_place(error: BaseException) -> str | None:
+    """Return ``file:line`` where code that a run file names, or what it called, raised an error.
+
+    None where it was raised in our code or below that.
+    """
+    place = _innermost(error)
+    return None if place is None or _is_in_ours(place[0]) else _place(error)
+
+
 def exit_code(error: BaseException) -> int:
     """What a command that this ended exits with; after a signal as a shell reports it."""
     if isinstance(error, KeyboardInterrupt):
@@ -153,8 +162,7 @@ def _of_library(error: BaseException) -> str:
             return f"{what}: {text} ({where}); {helps}"
     if isinstance(error, ImportError):
         return _of_import(error, where)
-    place = _innermost(error)
-    if place is not None and not _is_in_ours(place[0]):
+    if users_place(error) is not None:
         return f"{_named(error)} ({where}), in code that the run file names; see it with --debug"
     library = type(error).__module__.partition(".")[0]
     if library not in ("builtins", *_OURS):

@@ -27,7 +27,7 @@ def find_method(name: str) -> "Method[Any]":
         name: A key of ``METHODS``, or ``module:attribute`` of a method anywhere.
 
     Raises:
-        ConfigError: There is none of that name, or it cannot be imported.
+        ConfigError: There is none of that name, it cannot be imported, or it lacks members.
     """
     module_name, separator, attribute = METHODS.get(name, name).partition(":")
     if not separator:
@@ -42,6 +42,10 @@ def find_method(name: str) -> "Method[Any]":
     if not isinstance(kind, type) or not issubclass(kind, Config):
         rule = f"{attribute!r} must be a method in {module_name}, an object with config_type"
         raise ConfigError(FIELD, name, rule)
+    # Torch is needed from here on, and was not before.
+    from runtime.training.contract import check_method
+
+    check_method(name, method)
     found: Method[Any] = method
     return found
 

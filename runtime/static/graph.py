@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from maskgen.faults import users_place
 from runtime.errors import TrainingError
 
 CAPTURE_LOCK = threading.Lock()
@@ -141,6 +142,8 @@ class StaticStep:
         hint = ""
         if isinstance(error, torch.OutOfMemoryError):
             hint = f"; {memory_left(self.pool.device)}{self.memory_hint}"
+        elif (place := users_place(error)) is not None:
+            hint = f" ({type(error).__name__}, {place})"
         return CaptureError(f"cannot {doing} {self.name}: {error}{hint}")
 
     def run(self) -> None:

@@ -15,6 +15,7 @@ from runtime.ranks.processes import Processes, single_process
 from runtime.static.artifacts import WarmUp
 from runtime.training.checkpoint import remove_checkpoints
 from runtime.training.choice import best_checkpoint
+from runtime.training.contract import checked_trainee
 from runtime.training.inputs import Inputs, gather_inputs, open_data
 from runtime.training.method import Method, Trainee
 from runtime.training.outcome import check_learned
@@ -96,7 +97,7 @@ class Job:
             trust=trust_artifacts,
             report=self.report,
         )
-        trainee = self.method.load(
+        loaded = self.method.load(
             self.config,
             self.inputs,
             self.placement,
@@ -105,6 +106,7 @@ class Job:
             fresh=self.processes.leads and start.state is None,
             report=self.report,
         )
+        trainee = checked_trainee(self.config.run.method, loaded)
         trainer = Trainer(
             config=self.config,
             placement=self.placement,

@@ -5,6 +5,7 @@ its loss, its rows, and what is published. Threads, ranks, graphs, checkpoints, 
 are the run's, and the same for all. A class that inherits from them gets what most methods do.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -46,6 +47,7 @@ class Trainee(Protocol):
     remote_targets: Sequence[RemoteTarget] = ()
     """Models on devices of their own that fill a slot's ``features``; mostly none."""
 
+    @abstractmethod
     def module(self, device: device) -> nn.Module:
         """A module of float32 parameters on a device of this process, the same on each."""
         ...
@@ -57,6 +59,7 @@ class Trainee(Protocol):
         """
         return [[name for name, _ in module.named_parameters()]]
 
+    @abstractmethod
     def objective(
         self, module: nn.Module, length: int, entry: MaskEntry, batch: int, index: int
     ) -> Objective:
@@ -71,10 +74,12 @@ class Trainee(Protocol):
         """
         ...
 
+    @abstractmethod
     def first_weights(self) -> Mapping[str, Tensor]:
         """Float32 weights to start from, by parameter name; asked of the leading process alone."""
         ...
 
+    @abstractmethod
     def fill(self, tensors: Mapping[str, Tensor], row: int, number: int, *, epoch: int) -> None:
         """Write one row into a slot's host tensors, which are 0; called by several threads.
 
@@ -89,6 +94,7 @@ class Trainee(Protocol):
         """
         ...
 
+    @abstractmethod
     def export(self, folder: Path, weights: Mapping[str, Tensor], run: Mapping[str, Any]) -> None:
         """Write what users take from the run: fp32 ``weights`` of the run and step in ``run``."""
         ...
@@ -107,6 +113,7 @@ class Method(Protocol[C]):
     """What the lines of a run do not say of themselves."""
 
     @property
+    @abstractmethod
     def config_type(self) -> type[Config]:
         """The sections of its run files."""
         ...
@@ -173,6 +180,7 @@ class Method(Protocol[C]):
         del config
         return sample_rows(dataset, lengths)
 
+    @abstractmethod
     def load(
         self,
         config: C,
@@ -212,6 +220,7 @@ class Method(Protocol[C]):
         del steps
         return {"loss": ratio(totals["loss"], totals["weight"])}
 
+    @abstractmethod
     def evaluate(self, config: C, folder: str | Path | None) -> Evaluation:
         """Measure a product on held-out data.
 
@@ -243,6 +252,7 @@ class Method(Protocol[C]):
         """
         del config
 
+    @abstractmethod
     def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:
         """Write a checkpoint's product, as ``Trainee.export`` does.
 
@@ -252,6 +262,7 @@ class Method(Protocol[C]):
         """
         ...
 
+    @abstractmethod
     def is_of(self, folder: Path, run: Mapping[str, Any]) -> bool:
         """Whether a folder is whole and holds the product of this run and step."""
         ...

@@ -10,6 +10,7 @@ from runtime.methods import METHODS, find_method, read_run
 OWN = """
 from dataclasses import dataclass, field
 from runtime.config import Config, TrainConfig, setting
+from runtime.training.method import Method
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Train(TrainConfig):
@@ -19,12 +20,32 @@ class Train(TrainConfig):
 class OwnConfig(Config):
     train: Train = field(default_factory=Train)
 
-class Own:
+class Own(Method[OwnConfig]):
     name = "own"
+    product = "product"
     config_type = OwnConfig
+    load = evaluate = export_checkpoint = is_of = lambda self, *args, **kwargs: None
+
+class Bare:
+    name = "bare"
+    config_type = OwnConfig
+    load = specs = lambda self, *args, **kwargs: None
 
 METHOD = Own()
+KIND = Own
+BARE = Bare()
 NUMBER = 3
+"""
+
+
+PARTIAL = """
+from runtime.config import Config
+from runtime.training.method import Method
+class Some(Method[Config]):
+    name, product, config_type = "some", "product", Config
+    load = export_checkpoint = is_of = lambda self: None
+
+METHOD = Some()
 """
 
 
@@ -32,9 +53,12 @@ NUMBER = 3
 def own(tmp_path, monkeypatch):
     (tmp_path / "own_method.py").write_text(OWN)
     (tmp_path / "broken_method.py").write_text("import no_such_module")
+    (tmp_path / "partial_method.py").write_text(PARTIAL)
+    (tmp_path / "nameless_method.py").write_text(OWN.replace('    product = "product"\n', ""))
     monkeypatch.syspath_prepend(tmp_path)
     yield "own_method:METHOD"
-    sys.modules.pop("own_method", None)
+    for name in ("own_method", "partial_method", "nameless_method"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -80,6 +104,10 @@ def test_a_method_of_ones_own(run_file, own):
         (".own:METHOD", "must be importable"),
         ("own_method:OTHER", "'OTHER' must be a method in own_method"),
         ("own_method:NUMBER", "'NUMBER' must be a method in own_method"),
+        ("own_method:KIND", r"must be a method, found the class Own; write Own\(\)"),
+        ("own_method:BARE", "must have product, .*evaluate, .*is_of, found Bare; see docs"),
+        ("partial_method:METHOD", "must be importable .*abstract .*Some .*evaluate.*py:8"),
+        ("nameless_method:METHOD", "the method must have product, found Own; see docs"),
         ("own_method:", "'' must be a method in own_method"),
     ],
 )

@@ -98,3 +98,70 @@ def test_a_fault_in_the_users_code_is_the_users(root, line, instead, said):
     assert said in found
     assert f" ({place(file, text, instead)}), in code that the run file names" in found
     assert "this program" not in found
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "said"),
+    [
+        (
+            "return Net(self.vocab_size).state_dict()",
+            "return {'head.bias': torch.zeros(self.vocab_size)}",
+            "and lacks embed.weight, head.weight",
+        ),
+        (
+            "return Net(self.vocab_size).state_dict()",
+            "return {**Net(self.vocab_size).state_dict(), 'scale': torch.ones(1)}",
+            "and has beyond them scale",
+        ),
+        (
+            "return Net(self.vocab_size).state_dict()",
+            "return {k: w[..., :8] for k, w in Net(self.vocab_size).state_dict().items()}",
+            "and differs in embed.weight [{V}, 8] instead of [{V}, 32], head.weight [{V}, 8] "
+            "instead of [{V}, 32], head.bias [8] instead of [{V}]",
+        ),
+        (
+            "return Net(self.vocab_size).to(device)",
+            "net = Net(self.vocab_size); net.head.half(); return net",
+            "the module's parameters must be float32, found head.weight float16, head.bias float16",
+        ),
+        (
+            "torch.stack((loss.detach(), weight))",
+            "torch.stack((loss.detach(), weight)).double()",
+            "sums loss, weight must be float32 [2], found float64 [2]",
+        ),
+        (
+            "torch.stack((loss.detach(), weight))",
+            "weight",
+            "sums loss, weight must be float32 [2], found float32 []",
+        ),
+        (
+            "torch.stack((loss.detach(), weight))",
+            "[loss.detach(), weight]",
+            "sums loss, weight must be float32 [2], found list",
+        ),
+        ("return Predictor(config, inputs.dataset)", "pass", "what load returns must have "),
+    ],
+)
+def test_what_is_not_as_the_contract_says_is_refused(root, line, instead, said):
+    code = 1 if "sums" in said else 2
+    found, file = last_line(root, EXAMPLE.replace(line, instead), code=code)
+    vocab_size = json.loads((root / "target" / "config.json").read_text())["vocab_size"]
+    name = file.split("/")[-1].removesuffix(".py")
+    assert f"run.method = '{name}:METHOD': " in found
+    assert said.replace("{V}", str(vocab_size)) in found
+
+
+def test_a_trainee_that_lacks_a_member_is_refused_where_it_is_made(root):
+    text = EXAMPLE.replace("    def fill(", "    def fills(")
+    found, file = last_line(root, text)
+    assert "abstract class Predictor" in found
+    assert " fill (" in found.replace("'", "").replace("method ", "").replace("methods ", "")
+    assert place(file, text, "        return Predictor(") in found
+
+
+def test_a_fault_of_the_users_objective_names_its_line(root):
+    text = EXAMPLE.replace('inputs["learned"])', 'inputs["learnt"])')
+    found, file = last_line(root, text)
+    at = place(file, text, 'inputs["learnt"])')
+    assert found.startswith("Error: cannot warm up window")
+    assert found.endswith(f"'learnt' (KeyError, {at})")
