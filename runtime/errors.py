@@ -126,7 +126,7 @@ class ReplicaMismatchError(TrainingError, RuntimeError):
 def first_line(error: BaseException) -> str:
     """What an error says, without the stack of a library below that may follow."""
     name, text = type(error).__name__, str(error).strip()
-    if text and not isinstance(error, Exception):
-        # Of SystemExit it is a number.
+    if text and isinstance(error, SystemExit):
+        # What it says is a number, mostly.
         text = f"{name}: {text}"
     return (text or name).splitlines()[0]

@@ -239,6 +239,32 @@ def test_a_refusal_is_one_line_of_the_command(tmp_path, module):
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("raise SystemExit(0)", "SystemExit: 0 ({at}) ended it before it was done"),
+        ("raise GeneratorExit", "GeneratorExit ({at}) ended it before it was done"),
+        ("keys[0, 0, 0]", "IndexError: too many indices for tensor of dimension 1 ({at}), in code"),
+        ("{}['keys']", "KeyError: 'keys' ({at}), in code that the run file names"),
+    ],
+)
+def test_a_fault_of_a_family_is_told_with_its_line(tmp_path, module, line, said):
+    start = "def spans(Q_LEN, KV_LEN, device, *, keys):\n"
+    text = FIRST_KEYS.replace(start, f"{start}    {line}\n")
+    name = module(text)
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(
+        f'[masks]\n[[masks.entry]]\nname = "own"\nfamily = "{name}:first_keys"\nQ_LEN = 64\n'
+        "keys = [7]\n"
+    )
+    ran = CliRunner().invoke(main, ["build", str(run_file), "--cache", str(tmp_path / "m.zarr")])
+    number = text[: text.index(line)].count("\n") + 1
+    assert ran.exit_code == 1
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith("Error: " + said.format(at=f"{tmp_path}/{name}.py:{number}"))
+    assert "this program" not in last
+
+
+@pytest.mark.parametrize(
     ("text", "other", "message"),
     [
         ('{"keys": torch', '{"kyes": torch', "= ..kyes..: must be keys"),

@@ -83,6 +83,8 @@ def test_nothing_left_is_told_by_reason_count_and_first_place(reasons, places, s
 @pytest.mark.parametrize(
     ("error", "line"),
     [
+        (SystemExit(0), "SystemExit: 0"),
+        (SystemExit(), "SystemExit"),
         (ValueError("one\ntwo\nthree"), "one"),
         (ValueError("\n  one  \ntwo"), "one  "),
         (ValueError("one\r\ntwo"), "one"),

@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 
 from maskgen.cli import main as maskgen
+from runtime.evaluate import main as evaluate
 from runtime.prepare import main as prepare
 from runtime.train import main as train
 from tests.runtime.tiny_root import command, options
@@ -165,3 +166,14 @@ def test_a_fault_of_the_users_objective_names_its_line(root):
     at = place(file, text, 'inputs["learnt"])')
     assert found.startswith("Error: cannot warm up window")
     assert found.endswith(f"'learnt' (KeyError, {at})")
+
+
+def test_an_evaluation_that_ends_the_program_fails_the_command(root):
+    where = "        where = Path(folder or"
+    text = EXAMPLE.replace(where, f"        raise SystemExit\n{where}")
+    (root / "own_evaluation.py").write_text(text)
+    given = options(root, "evaluation", **{"run.method": "own_evaluation:METHOD"})
+    ended = command(evaluate, *given, code=1)
+    assert ended.stdout == ""
+    at = place(root / "own_evaluation.py", text, "        raise SystemExit")
+    assert ended.stderr == f"Error: SystemExit ({at}) ended it before it was done\n"
