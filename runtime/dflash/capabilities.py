@@ -9,7 +9,7 @@ from runtime.dflash.config import DrafterConfig
 from runtime.dflash.likeness import unlike
 from runtime.dflash.settings import DFlashConfig
 from runtime.training import limits
-from runtime.training.limits import COMMON, Limit, check_limits
+from runtime.training.limits import COMMON, Limit, beyond_positions, check_limits, unusable_target
 
 STEP = "the training step"
 DECODING = "decoding"
@@ -95,19 +95,6 @@ def _scored_from_afar(request: Request) -> int | None:
     return (request.config.run.target_devices and request.config.evaluate.every) or None
 
 
-def _unusable_target(request: Request) -> str | None:
-    outline = request.outline
-    reason = outline and outline.unusable
-    return f"{outline.name}: {reason}" if outline and reason else None
-
-
-def _long_context(request: Request) -> str | None:
-    limit = request.outline.max_positions if request.outline else None
-    context = max(request.specs, default=0)
-    too_long = limit is not None and context > limit
-    return f"{context}, of the target's {limit} positions" if too_long else None
-
-
 def _many_layers(request: Request) -> int | None:
     wanted, outline = request.config.drafter, request.outline
     too_many = outline is not None and wanted.num_layers > outline.num_layers
@@ -169,13 +156,13 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         field="target.model",
         parts=(HIDDEN_STATES, DECODING),
-        found=_unusable_target,
+        found=unusable_target,
         rule="choose a target from docs/targets.md",
     ),
     Limit(
         field="masks.entry.context",
         parts=(HIDDEN_STATES,),
-        found=_long_context,
+        found=beyond_positions,
         rule="set contexts that the target's positions reach",
     ),
     Limit(

@@ -2,7 +2,14 @@
 
 from collections.abc import Collection
 
-from runtime.training.limits import COMMON, Limit, Request, check_limits
+from runtime.training.limits import (
+    COMMON,
+    Limit,
+    Request,
+    beyond_positions,
+    check_limits,
+    unusable_target,
+)
 
 STEP = "the training step"
 MODEL = "the model"
@@ -20,20 +27,6 @@ def _unlike_entries(request: Request) -> str | None:
 
 def _targets(request: Request) -> str | None:
     return request.config.run.target_devices or None
-
-
-def _unusable(request: Request) -> str | None:
-    outline = request.outline
-    reason = outline and outline.unusable
-    return f"{outline.name}: {reason}" if outline and reason else None
-
-
-def _long_rows(request: Request) -> str | None:
-    # A document's positions begin at 0, but the longest may fill a row.
-    limit = request.outline.max_positions if request.outline else None
-    longest = max(request.specs, default=0)
-    too_long = limit is not None and longest > limit
-    return f"{longest}, of the model's {limit} positions" if too_long else None
 
 
 LIMITS: tuple[Limit, ...] = (
@@ -54,13 +47,13 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         field="target.model",
         parts=(MODEL,),
-        found=_unusable,
+        found=unusable_target,
         rule="choose a causal LM from docs/targets.md",
     ),
     Limit(
         field="masks.entry.Q_LEN",
         parts=(MODEL,),
-        found=_long_rows,
+        found=beyond_positions,
         rule="set row lengths that the model's positions reach",
     ),
 )

@@ -99,6 +99,21 @@ def _block_size(request: Request) -> list[int] | None:
     return None
 
 
+def unusable_target(request: Request) -> str | None:
+    """A target that no method can use, and why."""
+    outline = request.outline
+    reason = outline and outline.unusable
+    return f"{outline.name}: {reason}" if outline and reason else None
+
+
+def beyond_positions(request: Request) -> str | None:
+    """The longest bucket where it is longer than the target's positions: a sample may fill it."""
+    limit = request.outline.max_positions if request.outline else None
+    longest = max(request.specs, default=0)
+    too_long = limit is not None and longest > limit
+    return f"{longest}, of the target's {limit} positions" if too_long else None
+
+
 COMMON: tuple[Limit, ...] = (
     Limit(
         field="masks.BLOCK_SIZE",

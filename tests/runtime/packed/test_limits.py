@@ -46,7 +46,7 @@ REFUSED = [
     (asked(train={"global_batch": 3}, ranks=2), "train.global_batch", "number of devices, 2"),
     (asked(run={"method": "packed", "target_devices": "cpu"}), "run.target_devices", "be empty"),
     (asked(outline=mamba()), "target.model", "mamba.*docs/targets.md"),
-    (asked(outline=llama(255)), "masks.entry.Q_LEN", "256, of the model's 255 positions"),
+    (asked(outline=llama(255)), "masks.entry.Q_LEN", "256, of the target's 255 positions"),
 ]
 
 
