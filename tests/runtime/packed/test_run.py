@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from runtime.errors import CheckpointError
 from runtime.methods import find_method
 from runtime.packed.published import is_of, read_record
 from runtime.static.graph import StaticStep
@@ -99,6 +100,19 @@ def test_an_entry_of_another_family_is_refused(tmp_path):
     config.masks["entry"][0] |= {"family": "causal", "kind": "static"}
     with pytest.raises(Exception, match=re.escape("packed/q32-kv32: causal, static")):
         train(config)
+
+
+def test_a_run_whose_model_would_take_the_place_of_something_is_refused_before_a_step(tmp_path):
+    (tmp_path / "run").mkdir()
+    base = save_model(tmp_path / "run" / "model")
+    before = {path.name: path.read_bytes() for path in base.iterdir()}
+    with pytest.raises(CheckpointError, match="run/model is the model that is trained"):
+        train(make_run(tmp_path, model=base))
+    elsewhere = save_model(tmp_path / "base")
+    with pytest.raises(CheckpointError, match="run/model must be a new or empty folder"):
+        train(make_run(tmp_path, model=elsewhere))
+    assert {path.name: path.read_bytes() for path in base.iterdir()} == before
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["model"]
 
 
 @pytest.mark.gpu

@@ -1,10 +1,12 @@
 import math
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
 from maskgen.errors import MaskSpecError
+from runtime.dflash.trainee import DrafterTrainee
 from runtime.errors import (
     BucketMissingError,
     ConfigError,
@@ -18,6 +20,7 @@ from runtime.training.metrics import read_metrics
 from runtime.training.replica import Replica
 from tests.runtime.tiny_run import (
     build_masks,
+    drafter_config,
     first_drafter,
     inputs_of,
     losses,
@@ -304,3 +307,20 @@ def test_stored_features_leave_a_target_nothing_to_do(tmp_path):
         inputs_of(config, "run.toml")
     make_data(tmp_path / "a" / "data", LENGTHS, stored=False)
     assert not inputs_of(config, "run.toml").dataset.has_features
+
+
+def test_first_weights_are_freed_once_they_were_taken(tmp_path):
+    """They lie on the target's device, as large as the drafter in float32."""
+    config = prepared(tmp_path, "a")
+    weight = torch.ones(3)
+    kept = weakref.ref(weight)
+    trainee = DrafterTrainee(
+        config=config,
+        inputs=inputs_of(config),
+        network=drafter_config(),
+        targets=[],
+        weights={"fc.weight": weight},
+    )
+    del weight
+    assert trainee.first_weights().keys() == {"fc.weight"}
+    assert kept() is None
