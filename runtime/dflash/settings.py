@@ -2,15 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from runtime.config import (
-    UNSHAPING,
-    Config,
-    DataConfig,
-    EvaluateConfig,
-    TargetConfig,
-    TrainConfig,
-    setting,
-)
+from runtime.config import Config, DataConfig, EvaluateConfig, TargetConfig, TrainConfig
+from runtime.rules import UNSHAPING, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

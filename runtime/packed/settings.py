@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from runtime.config import UNSHAPING, Config, EvaluateConfig, TrainConfig, setting
+from runtime.config import Config, EvaluateConfig, TrainConfig
+from runtime.rules import UNSHAPING, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,8 @@ from runtime.methods import METHODS, find_method, read_run
 
 OWN = """
 from dataclasses import dataclass, field
-from runtime.config import Config, TrainConfig, setting
+from runtime.config import Config, TrainConfig
+from runtime.rules import setting
 from runtime.training.method import Method
 
 @dataclass(frozen=True, kw_only=True, slots=True)
