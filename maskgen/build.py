@@ -147,7 +147,7 @@ def layout_params(spec: MaskSpec) -> dict[str, Tensor]:
     if family.layouts is None:
         raise MaskSpecError(f"kind of {spec.name!r}", spec.kind, f"{spec.family} has no layouts")
     params = {**spec.params, **family.static_params(spec.family_params)}
-    return family.layouts.draw(spec.Q_LEN, spec.KV_LEN, bytes.fromhex(spec.digest), params)
+    return family.layouts.draw(spec.Q_LEN, spec.KV_LEN, spec.draw_key, params)
 
 
 def spec_spans(spec: MaskSpec, params: Mapping[str, Tensor]) -> RowIntervals:

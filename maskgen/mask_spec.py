@@ -1,5 +1,6 @@
 """MaskSpec: everything that decides one mask, with the digest that names it on any machine."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ class MaskSpec:
     """The family's revision when the spec was read."""
     own_family: bool = False
     """Whether ``family`` is ``module:function`` of a family, and not of a mask_mod."""
+    drawn_as: str | None = None
+    """Of layouts that are those of another entry: the digest of its spec, 64 hex digits."""
 
     @property
     def is_code(self) -> bool:
@@ -82,8 +85,10 @@ class MaskSpec:
     def to_json(self) -> dict[str, Any]:
         """Return the spec as the cache keeps it: all fields but the name."""
         own = {"own_family": True} if self.own_family else {}
+        drawn_as = {} if self.drawn_as is None else {"drawn_as": self.drawn_as}
         return {
             **own,
+            **drawn_as,
             "BLOCK_SIZE": list(self.BLOCK_SIZE),
             "KV_LEN": self.KV_LEN,
             "Q_LEN": self.Q_LEN,
@@ -97,6 +102,11 @@ class MaskSpec:
     def digest(self) -> str:
         """SHA-256 of the canonical JSON, 64 hex digits: keys draws and sampled checks."""
         return cache.sha256_hex(cache.canonical_json(self.to_json()))
+
+    @property
+    def draw_key(self) -> bytes:
+        """What layouts are drawn by: the digest, or that of the entry whose layouts these are."""
+        return bytes.fromhex(self.drawn_as or self.digest)
 
     @classmethod
     def from_json(cls, name: str, record: Mapping[str, Any]) -> "MaskSpec":
@@ -114,8 +124,9 @@ class MaskSpec:
     @classmethod
     def _from_json(cls, name: str, record: Mapping[str, Any]) -> "MaskSpec":
         where = f"spec of {name!r}"
-        own_family = record.get("own_family", False)
-        if sorted(record) != sorted([*_JSON_KEYS, *(["own_family"] if own_family else [])]):
+        own_family, drawn_as = record.get("own_family", False), record.get("drawn_as")
+        optional = {"own_family": own_family, "drawn_as": drawn_as}
+        if sorted(record) != sorted([*_JSON_KEYS, *(key for key in optional if optional[key])]):
             raise MaskSpecError(where, sorted(record), f"must have the fields {list(_JSON_KEYS)}")
         kind, family, params = record["kind"], record["family"], record["params"]
         if kind not in KINDS:
@@ -125,6 +136,9 @@ class MaskSpec:
         if not isinstance(own_family, bool) or (own_family and ":" not in family):
             rule = "says that family is the module:function of one"
             raise MaskSpecError(f"{where}: own_family", own_family, rule)
+        if drawn_as is not None and not (kind == "layouts" and _is_digest(drawn_as)):
+            rule = "must be 64 hex digits, of layouts alone"
+            raise MaskSpecError(f"{where}: drawn_as", drawn_as, rule)
         return cls(
             name=name,
             family=family,
@@ -135,7 +149,12 @@ class MaskSpec:
             params=params,
             revision=checked_int(f"{where}: revision", record["revision"], minimum=0),
             own_family=own_family,
+            drawn_as=drawn_as,
         )
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
 def context_name(name: str, context: int) -> str:

@@ -24,6 +24,13 @@
     draws = 8                       # layouts for each pair of answer start and end
     answer_starts = [0, 64]         # left out: 0, 1/8, 1/4 and 1/2 of the context
     answer_ends = [96, 128]         # left out: 5/8, 3/4, 7/8 and all of the context
+
+    [[masks.entry]]
+    name = "dflash-sliding"         # another mask of the same draft blocks
+    drawn_as = "dflash"             # the layouts of that entry; sizes and draws must be its own
+    layer = "sliding"
+    window = 2048
+    # family, kind, context, anchors, draft_block_size, draws, ... as above
 """
 
 import re
@@ -42,6 +49,7 @@ from maskgen.checks import (
 from maskgen.errors import MaskSpecError
 from maskgen.mask_spec import KINDS, MaskSpec, context_name, size_name
 from maskgen.runfile import masks_section
+from maskgen.shared_draws import with_shared_draws
 
 if TYPE_CHECKING:
     from maskgen.families.after_context import AfterContext
@@ -72,6 +80,7 @@ def read_specs(source: str | Path | Mapping[str, Any]) -> list[MaskSpec]:
     if not isinstance(entries, list) or not entries:
         raise MaskSpecError("masks.entry", entries, "must hold at least one [[masks.entry]] table")
     specs: dict[str, MaskSpec] = {}
+    drawn_as: dict[str, Any] = {}
     for index, table in enumerate(entries):
         if not isinstance(table, dict):
             raise MaskSpecError(f"masks.entry[{index}]", table, "must be a table")
@@ -79,7 +88,9 @@ def read_specs(source: str | Path | Mapping[str, Any]) -> list[MaskSpec]:
             if spec.name in specs:
                 raise MaskSpecError("name", spec.name, "must be given to one entry only")
             specs[spec.name] = spec
-    return list(specs.values())
+            if "drawn_as" in table:
+                drawn_as[spec.name] = table["drawn_as"]
+    return with_shared_draws(specs, drawn_as)
 
 
 def _entry_specs(where: str, table: Mapping[str, Any], default_block: Any) -> Iterable[MaskSpec]:
@@ -108,7 +119,7 @@ def _entry_specs(where: str, table: Mapping[str, Any], default_block: Any) -> It
         known += ["context", context_rule.count]
     layouts = family.layouts if kind == "layouts" else None
     if layouts is not None:
-        known += layouts.param_names
+        known += [*layouts.param_names, "drawn_as"]
     check_known(where, table, known)
     given = {key: table[key] for key in param_names if key in table}
     for Q_LEN, KV_LEN in _sizes(where, table, context_rule):

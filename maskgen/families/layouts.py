@@ -30,7 +30,7 @@ class Layouts:
     """What an entry says beside the family's parameters."""
     draw_fn: Callable[..., Mapping[str, Tensor]]
     """``(Q_LEN, KV_LEN, key, **params)`` -> each of ``draws``, int32 ``[L]`` or ``[L, n]``; the
-    same key, bytes of the spec's digest, draws the same on any machine."""
+    same key, bytes of a spec's digest, draws the same on any machine."""
     count_fn: Callable[..., int]
     """``(**params)`` -> L."""
     check_fn: Callable[[int, int, dict[str, Any]], None] | None = None
@@ -73,7 +73,7 @@ class Layouts:
         Args:
             Q_LEN: Query rows, in tokens.
             KV_LEN: Key columns, in tokens.
-            key: Bytes of the spec's digest.
+            key: Bytes of the spec's digest, or of the entry's that it is drawn as.
             params: The family's static parameters and those declared here, by name.
 
         Returns:
