@@ -22,8 +22,8 @@
     anchors = 32                    # Q_LEN = anchors * draft_block_size
     draft_block_size = 4
     draws = 8                       # layouts for each pair of answer start and end
-    answer_starts = [0, 64]         # left out: 0, 1/8, 1/4 and 1/2 of the context
-    answer_ends = [96, 128]         # left out: 5/8, 3/4, 7/8 and all of the context
+    answer_starts = [0, 64]         # left out: sixteenths of the context
+    answer_ends = [96, 128]         # left out: its sixteenths past the half
 
     [[masks.entry]]
     name = "dflash-sliding"         # another mask of the same draft blocks

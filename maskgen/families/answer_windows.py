@@ -11,16 +11,22 @@ Window = tuple[int, int]
 
 
 def default_answer_starts(context: int) -> list[int]:
-    """Where answers are taken to start: 0, an eighth, a quarter and a half of the context."""
-    return [0, context // 8, context // 4, context // 2]
+    """Where answers are taken to start: sixteenths of the context to its half, then every second.
+
+    An answer is anchored evenly by a window that covers it, and what the window is longer than the
+    answer is wasted, so windows stand closely.
+    """
+    starts = {context * part // 16 for part in (*range(9), 10, 12, 14)}
+    # The last position is no anchor.
+    return sorted(start for start in starts if start <= max(context - 2, 0))
 
 
 def default_answer_ends(context: int) -> list[int]:
-    """Where answers are taken to end: five, six, seven and all eighths of the context.
+    """Where answers are taken to end: sixteenths of the context past its half.
 
     A bucket's samples are longer than the bucket before it, which is often half as long.
     """
-    return [context * eighths // 8 for eighths in (5, 6, 7)] + [context]
+    return sorted({context * part // 16 for part in range(9, 17)})
 
 
 def answer_windows(starts: Sequence[int], ends: Sequence[int]) -> list[Window]:

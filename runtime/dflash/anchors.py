@@ -1,6 +1,6 @@
 """Which anchors a sample trains on: a prebuilt layout, or a draw from its own supervised tokens."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,22 +23,23 @@ def anchor_candidates(loss_mask: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.flatnonzero(loss_mask[:-1] & loss_mask[1:])
 
 
-@dataclass(frozen=True)
 class LayoutChooser:
     """Chooses one prebuilt anchor layout for a sample of one bucket.
 
-    A layout's anchors are drawn once, offline; a sample takes the group of layouts whose anchors
-    fall on its supervised tokens most often, and one draw of that group by the counter.
+    A layout's anchors are drawn once, offline, from a window. A sample takes the window in which
+    most of its candidates lie, and of several the shortest: each of its supervised tokens is then
+    an anchor as often as any other. A window inside of the answer would waste no anchor, but where
+    answers begin and end would never be trained. Each epoch takes the window's next draw.
 
     Args:
-        anchors: int32 ``[L, N]``, ascending in the first ``n_valid``.
-        n_valid: int32 ``[L]``.
+        windows: First position and one past the last of each group of layouts, see
+            ``maskgen.families.answer_windows``.
         draws: Layouts of one group; layout ``l`` belongs to group ``l // draws``.
     """
 
-    anchors: NDArray[np.int32]
-    n_valid: NDArray[np.int32]
-    draws: int
+    def __init__(self, windows: Sequence[tuple[int, int]], draws: int) -> None:
+        self.windows = np.array(windows, dtype=np.int64)
+        self.draws = draws
 
     def choose(self, loss_mask: NDArray[np.uint8], *, seed: int, epoch: int, sample: int) -> int:
         """Return the layout for this sample in this epoch.
@@ -49,14 +50,12 @@ class LayoutChooser:
             epoch: Pass over the data.
             sample: Index of the sample.
         """
-        supervised = np.zeros(int(self.anchors.max(initial=0)) + 1, dtype=np.int64)
+        starts, ends = self.windows.T
         candidates = anchor_candidates(loss_mask)
-        supervised[candidates[candidates < len(supervised)]] = 1
-        live = np.arange(self.anchors.shape[1]) < self.n_valid[:, None]
-        useful = (supervised[self.anchors] * live).sum(axis=1)
-        group = int(useful.reshape(-1, self.draws).sum(axis=1).argmax())
-        word = raw_words(1, key=(seed, LAYOUT_STREAM), counter=(epoch, sample, 0))[0]
-        return group * self.draws + int(word % np.uint64(self.draws))
+        useful = np.searchsorted(candidates, ends) - np.searchsorted(candidates, starts)
+        group = int(np.lexsort((ends - starts, -useful))[0])
+        first = raw_words(1, key=(seed, LAYOUT_STREAM), counter=(0, sample, 0))[0]
+        return group * self.draws + (int(first) + epoch) % self.draws
 
 
 def draw_anchors(

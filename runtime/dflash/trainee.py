@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from maskgen.entry import MaskEntry
+from maskgen.families.answer_windows import answer_windows
 from runtime.dflash.anchors import LayoutChooser, draw_anchors
 from runtime.dflash.buckets import context_of
 from runtime.dflash.config import DrafterConfig
@@ -73,9 +74,10 @@ class DrafterTrainee(Trainee):
         self._losses: dict[nn.Module, Callable[..., HeadLoss]] = {}
         self._choosers = {
             context_of(entry.spec): LayoutChooser(
-                entry.params["anchors"].numpy(),
-                entry.params["n_valid"].numpy(),
-                int(entry.spec.params["draws"]),
+                answer_windows(
+                    entry.spec.params["answer_starts"], entry.spec.params["answer_ends"]
+                ),
+                entry.spec.params["draws"],
             )
             for entry in inputs.entries.values()
             if entry.kind == "layouts"

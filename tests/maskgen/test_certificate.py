@@ -33,8 +33,11 @@ DFLASH = {
     "anchors": 8,
     "draft_block_size": 4,
     "draws": 2,
+    "answer_starts": [0, 8, 16, 32],
+    "answer_ends": [40, 48, 56, 64],
 }
-DATA = {key: value for key, value in DFLASH.items() if key != "draws"} | {
+DRAWN = ("draws", "answer_starts", "answer_ends")
+DATA = {key: value for key, value in DFLASH.items() if key not in DRAWN} | {
     "name": "data",
     "kind": "parametric",
 }

@@ -29,10 +29,13 @@ DFLASH = {
     "anchors": 8,
     "draft_block_size": 4,
     "draws": 2,
+    "answer_starts": [0, 8, 16, 32],
+    "answer_ends": [40, 48, 56, 64],
 }
+DRAWN = ("draws", "answer_starts", "answer_ends")
 ENTRIES = [
     DFLASH,
-    {key: value for key, value in DFLASH.items() if key != "draws"}
+    {key: value for key, value in DFLASH.items() if key not in DRAWN}
     | {"name": "data", "kind": "parametric"},
     {"name": "window", "family": "sliding_window", "window": 9, "Q_LEN": 70, "KV_LEN": 90},
 ]

@@ -67,8 +67,8 @@ def test_every_position_is_drawn_equally_often():
 
 
 def test_default_windows():
-    assert default_answer_starts(100) == [0, 12, 25, 50]
-    assert default_answer_ends(100) == [62, 75, 87, 100]
+    assert default_answer_starts(100) == [0, 6, 12, 18, 25, 31, 37, 43, 50, 62, 75, 87]
+    assert default_answer_ends(100) == [56, 62, 68, 75, 81, 87, 93, 100]
     windows = answer_windows([0, 50], [62, 100])
     # The last token of an answer is no anchor: nothing after it could be predicted.
     assert windows == [(0, 61), (0, 99), (50, 61), (50, 99)]

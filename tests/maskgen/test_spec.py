@@ -39,9 +39,11 @@ def test_context_sizes_of_dflash():
     assert (small.Q_LEN, small.KV_LEN) == (128, 256)
     assert (large.Q_LEN, large.KV_LEN) == (128, 384)
     assert large.params["draws"] == 8
-    assert large.params["answer_starts"] == [0, 32, 64, 128]
-    assert large.params["answer_ends"] == [160, 192, 224, 256]
-    assert large.num_layouts == 16 * 8
+    starts = [*range(0, 129, 16), 160, 192, 224]
+    ends = [*range(144, 257, 16)]
+    assert (large.params["answer_starts"], large.params["answer_ends"]) == (starts, ends)
+    # From 0 to 128 with all ends, then only with those that lie behind.
+    assert large.num_layouts == (9 * 8 + 6 + 4 + 2) * 8
     assert "draws" not in large.family_params
     assert large.family_params["draft_block_size"] == 4
 

@@ -177,10 +177,10 @@ def test_other_kinds_have_one_layout():
 
 def test_each_context_has_answers_of_its_own():
     small, large = read({**LAYOUTS, "context": [8, 80]})
-    assert small.params["answer_starts"] == [0, 1, 2, 4]
-    assert small.params["answer_ends"] == [5, 6, 7, 8]
-    assert large.params["answer_starts"] == [0, 10, 20, 40]
-    assert large.params["answer_ends"] == [50, 60, 70, 80]
+    assert small.params["answer_starts"] == [0, 1, 2, 3, 4, 5, 6]
+    assert small.params["answer_ends"] == [4, 5, 6, 7, 8]
+    assert large.params["answer_starts"] == [0, 5, 10, 15, 20, 25, 30, 35, 40, 50, 60, 70]
+    assert large.params["answer_ends"] == [45, 50, 55, 60, 65, 70, 75, 80]
 
 
 @pytest.mark.parametrize("size", [16, 1024, [16, 1024], [1024, 16], [48, 80]])

@@ -1,6 +1,12 @@
 import numpy as np
 import pytest
 
+from maskgen.families.answer_windows import (
+    answer_windows,
+    default_answer_ends,
+    default_answer_starts,
+)
+from maskgen.families.dflash_layouts import dflash_layouts
 from runtime.dflash.anchors import LayoutChooser, anchor_candidates, draw_anchors
 
 
@@ -59,18 +65,30 @@ def test_data_anchors_cover_every_candidate_evenly():
     assert drawn.max() < 150
 
 
-def test_the_layout_group_that_suits_the_answer_is_chosen():
-    anchors = np.array([[0, 1, 2], [1, 2, 3], [10, 12, 14], [11, 12, 15]], dtype=np.int32)
-    chooser = LayoutChooser(anchors, np.full(4, 3, dtype=np.int32), draws=2)
-    early = {chooser.choose(mask(16, 0, 5), seed=1, epoch=e, sample=0) for e in range(20)}
-    late = {chooser.choose(mask(16, 9, 16), seed=1, epoch=e, sample=0) for e in range(20)}
-    assert early == {0, 1}
-    assert late == {2, 3}
+def layouts_of(windows, draws, loss_mask, epochs=20):
+    chooser = LayoutChooser(windows, draws)
+    return [chooser.choose(loss_mask, seed=1, epoch=e, sample=0) for e in range(epochs)]
+
+
+def test_the_window_that_covers_the_answer_most_tightly_is_chosen():
+    windows = [(0, 7), (0, 15), (4, 15), (6, 9), (8, 15), (8, 11)]
+    # Candidates 5 to 13. (6, 9) would waste no anchor, but never train 5 nor 9 to 13.
+    assert set(layouts_of(windows, 2, mask(16, 5, 15))) == {4, 5}
+    assert set(layouts_of(windows, 2, mask(16, 8, 12))) == {10, 11}
+    # Where none covers all, most of the candidates: 2 to 9.
+    assert set(layouts_of([(0, 4), (3, 9), (8, 11)], 1, mask(16, 2, 11))) == {1}
+
+
+def test_each_epoch_takes_the_next_draw_of_the_window():
+    taken = layouts_of([(0, 3), (0, 15)], 5, mask(16, 2, 16), epochs=11)
+    assert sorted(taken[:5]) == [5, 6, 7, 8, 9]
+    assert taken[5:10] == taken[:5]
+    assert taken[10] == taken[0]
 
 
 @pytest.mark.parametrize("changed", [{"seed": 2}, {"epoch": 1}, {"sample": 1}])
 def test_draws_follow_seed_epoch_and_sample(changed):
-    layouts = LayoutChooser(np.tile(np.int32([4, 5, 6]), (999, 1)), np.full(999, 3, np.int32), 999)
+    layouts = LayoutChooser([(0, 299)], 999)
     key = {"seed": 1, "epoch": 0, "sample": 0}
     loss_mask = mask(300, 4, 300)
     assert layouts.choose(loss_mask, **key) != layouts.choose(loss_mask, **{**key, **changed})
@@ -79,42 +97,55 @@ def test_draws_follow_seed_epoch_and_sample(changed):
     assert (first != other).any()
 
 
-def test_an_anchor_just_past_the_last_candidate_counts_for_no_layout():
+def test_what_is_no_candidate_counts_for_no_window():
     # The last candidate is 6: 7 is supervised, and nothing follows it.
-    anchors = np.array([[2, 7], [5, 6]], dtype=np.int32)
-    chooser = LayoutChooser(anchors, np.array([2, 2], dtype=np.int32), draws=1)
-    assert chooser.choose(mask(8, 2, 8), seed=1, epoch=0, sample=0) == 1
-    # A candidate one past the largest anchor of all layouts is in none of them.
-    lower = LayoutChooser(anchors - 2, np.array([2, 2], dtype=np.int32), draws=1)
-    assert lower.choose(mask(8, 3, 8), seed=1, epoch=0, sample=0) == 1
+    assert set(layouts_of([(2, 4), (6, 9), (5, 7)], 1, mask(8, 3, 8))) == {2}
+    # Answers with a gap: 4 to 7, and 12 to 15, are not supervised.
+    gaps = mask(16, 1, 4) | mask(16, 8, 12)
+    assert set(layouts_of([(0, 12), (3, 12), (1, 11), (8, 11)], 1, gaps)) == {2}
 
 
-def test_anchors_past_a_short_sample_do_not_count_for_a_layout():
-    anchors = np.array([[2, 3, 30], [5, 30, 31]], dtype=np.int32)
-    chooser = LayoutChooser(anchors, np.array([3, 3], dtype=np.int32), draws=1)
-    assert chooser.choose(mask(8, 1, 8), seed=1, epoch=0, sample=0) == 0
+def test_a_sample_without_a_candidate_has_a_layout_too():
+    assert layouts_of([(0, 9), (4, 9)], 1, mask(8, 7, 8), epochs=1) == [1]
 
 
 @pytest.mark.parametrize("draws", [1, 2, 3])
-def test_a_layout_is_drawn_from_the_group_whose_anchors_are_supervised_most_often(draws):
+def test_layouts_are_chosen_as_by_counting(draws):
     generator = np.random.default_rng(draws)
-    anchors = np.sort(generator.integers(0, 40, (4 * draws, 5), dtype=np.int32), axis=1)
-    n_valid = generator.integers(1, 6, 4 * draws, dtype=np.int32)
-    chooser = LayoutChooser(anchors, n_valid, draws)
     chosen = set()
     for sample in range(60):
+        edges = np.sort(generator.choice(40, (4, 2)), axis=1)
+        windows = [(int(a), int(b) + 1) for a, b in edges]
         loss_mask = (generator.random(generator.integers(2, 40)) < 0.5).astype(np.uint8)
-        useful = [0] * 4
-        for layout in range(4 * draws):
-            for anchor in anchors[layout, : n_valid[layout]]:
-                pair = loss_mask[anchor : anchor + 2].tolist()
-                useful[layout // draws] += pair == [1, 1]
-        group = useful.index(max(useful))
-        (word,) = words(1, 9, 1, 4, sample)
-        found = chooser.choose(loss_mask, seed=9, epoch=4, sample=sample)
-        assert found == group * draws + int(word) % draws
+        tokens = loss_mask.tolist()
+        ranked = []
+        for group, (start, end) in enumerate(windows):
+            inside = [tokens[i : i + 2] == [1, 1] for i in range(start, end)]
+            ranked.append((-sum(inside), end - start, group))
+        (word,) = words(1, 9, 1, 0, sample)
+        found = LayoutChooser(windows, draws).choose(loss_mask, seed=9, epoch=4, sample=sample)
+        assert found == min(ranked)[2] * draws + (int(word) + 4) % draws
         chosen.add(found)
     assert len(chosen) > 2 * draws
+
+
+def test_default_windows_anchor_every_part_of_an_answer_alike():
+    """As anchors drawn from the data do: the first and the last tokens as often as the middle."""
+    S, N, draws = 128, 16, 8
+    windows = answer_windows(default_answer_starts(S), default_answer_ends(S))
+    anchors, n_valid = dflash_layouts(S, N, 4, draws, windows, b"digest")
+    chooser = LayoutChooser(windows, draws)
+    thirds, kept, total = np.zeros(3), 0, 0
+    for sample in range(200):
+        start, end = 21 + sample % 23, 90 + sample % 37
+        for epoch in range(draws):
+            layout = chooser.choose(mask(end, start, end), seed=1, epoch=epoch, sample=sample)
+            taken = anchors[layout, : n_valid[layout]].numpy()
+            inside = taken[(taken >= start) & (taken < end - 1)]
+            thirds += np.histogram(inside, bins=3, range=(start, end - 1))[0]
+            kept, total = kept + len(inside), total + N
+    assert kept / total > 0.85
+    assert thirds.max() / thirds.min() < 1.1
 
 
 @pytest.mark.parametrize("count", [1, 5, 19, 20, 30])

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from maskgen.families.answer_windows import answer_windows
 from runtime.data.dataset import Sample, write_dataset
 from runtime.dflash.anchors import LayoutChooser, draw_anchors
 from runtime.training.metrics import read_metrics
@@ -178,7 +179,9 @@ def batches(config, stored):
             key = {"seed": seed, "epoch": epoch, "sample": index}
             if config.train.anchors == "layouts":
                 drawn, used = (entry.params[name].numpy() for name in ("anchors", "n_valid"))
-                chooser = LayoutChooser(drawn, used, entry.spec.params["draws"])
+                said = entry.spec.params
+                windows = answer_windows(said["answer_starts"], said["answer_ends"])
+                chooser = LayoutChooser(windows, said["draws"])
                 layout = chooser.choose(sample.loss_mask.numpy(), **key)
                 anchors = drawn[layout][: used[layout]].tolist()
             else:
