@@ -70,7 +70,7 @@ def test_it_is_built_kept_and_verified_on_its_own(tmp_path):
         ({"drawn_as": "slides"}, "drawn_as = 'slides': must name an entry .* draws its own"),
         ({"context": 64}, "must name an entry of kind 'layouts' that has 'slides/ctx64'"),
         ({"draws": 3}, "draws must be the other's, 2, and is 3"),
-        ({"answer_starts": 1}, r"answer_starts must be the other's, \[0, 4, 8, 16\], and is"),
+        ({"answer_starts": 1}, r"answer_starts must be the other's, \[0, 2, 4, .*\], and is"),
         ({"anchors": 5}, "Q_LEN must be the other's, 24, and is 20"),
         ({"anchors": 3, "draft_block_size": 8}, "draft_block_size must be the other's, 4, and is"),
     ],
