@@ -33,6 +33,7 @@ each needs and what it may have."""
 SMALLEST_HEAD = 16
 """Of FlexAttention's kernels."""
 LARGEST_DRAFT_BLOCK = 2**12
+LAYER_KINDS = ("full", "sliding")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +62,10 @@ class DrafterConfig:
     max_position_embeddings: int
     embedding_scale: float = 1.0
     """What the rows of the target's embedding are multiplied by before they enter the drafter."""
+    layers: tuple[str, ...] = ()
+    """Kind of each draft layer, one of ``LAYER_KINDS``; empty where all are full."""
+    sliding_window: int | None = None
+    """Keys that a row of a sliding layer sees, itself counted; None where no layer slides."""
 
     def __post_init__(self) -> None:
         for name, largest in SIZES.items():
@@ -103,6 +108,31 @@ class DrafterConfig:
             _check(name, value, _is_positive(value), "must be a finite number above 0")
         if self.rope_scaling is not None:
             _check_rope(self.rope_scaling)
+        _check(
+            "layers",
+            self.layers,
+            set(self.layers) <= set(LAYER_KINDS)
+            and len(self.layers) in (0, self.num_hidden_layers),
+            f"must be {' or '.join(LAYER_KINDS)} for each of the {self.num_hidden_layers} layers",
+        )
+        if "sliding" not in self.layers:
+            # One network has one config, however it was spelled.
+            object.__setattr__(self, "layers", ())
+            object.__setattr__(self, "sliding_window", None)
+            return
+        _check(
+            "sliding_window",
+            self.sliding_window,
+            self.sliding_window is not None
+            and self.draft_block_size <= self.sliding_window < 2**31,
+            f"must be at least draft_block_size = {self.draft_block_size}, below 2**31",
+        )
+
+    @property
+    def slides(self) -> tuple[bool, ...]:
+        """Of each layer whether it slides."""
+        kinds = self.layers or ("full",) * self.num_hidden_layers
+        return tuple(kind == "sliding" for kind in kinds)
 
     def to_published(self) -> dict[str, Any]:
         """The ``config.json`` of a drafter folder (``block_size`` at both places servers read)."""
@@ -119,7 +149,11 @@ class DrafterConfig:
             },
             "num_target_layers": self.num_target_layers,
             "num_hidden_layers": self.num_hidden_layers,
-            "layer_types": ["full_attention"] * self.num_hidden_layers,
+            # Servers take sliding layers as causal inside the block unless a flag says otherwise,
+            # and a flag would be of the full ones too: so none is written.
+            "layer_types": [
+                "sliding_attention" if slides else "full_attention" for slides in self.slides
+            ],
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
             "num_attention_heads": self.num_attention_heads,
@@ -136,8 +170,8 @@ class DrafterConfig:
                 **(scaling or {}),
                 "rope_theta": self.rope_theta,
             },
-            "sliding_window": None,
-            "use_sliding_window": False,
+            "sliding_window": self.sliding_window,
+            "use_sliding_window": self.sliding_window is not None,
             "max_position_embeddings": self.max_position_embeddings,
             "max_window_layers": self.num_hidden_layers,
             "vocab_size": self.vocab_size,
@@ -151,7 +185,7 @@ class DrafterConfig:
 
         Raises:
             CheckpointError: A key is missing, unknown or of a wrong type, or says what the network
-                here does not do (slot k predicts anchor+k+1, sliding layers).
+                here does not do (slot k predicts anchor+k+1).
             ConfigError: A value breaks its rule.
         """
         return cls(**network_settings(published))

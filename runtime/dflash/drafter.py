@@ -204,6 +204,7 @@ class Drafter(nn.Module):
         context: Iterable[KeyValue],
         draft_positions: Tensor,
         attention: Attention,
+        sliding: Attention | None = None,
     ) -> Tensor:
         """Run the stack over draft rows with given context keys and values.
 
@@ -212,14 +213,16 @@ class Drafter(nn.Module):
             context: What ``context`` returned, or a cache of it; one pair a layer.
             draft_positions: Integers ``[B,Q]`` (or ``[Q]``), anchor + slot.
             attention: See ``Attention``.
+            sliding: That of the sliding layers, where the network has some.
 
         Returns:
             ``[B,Q,H]`` after the final norm, ready for the target's LM head.
         """
         rope = self.rope(draft_positions)
         x = x.to(self.dtype)
-        for layer, key_value in zip(self._draft_layers(), context, strict=True):
-            x = layer(x, key_value, rope, attention)
+        attentions = self._attentions(attention, sliding)
+        for layer, key_value, attend in zip(self._draft_layers(), context, attentions, strict=True):
+            x = layer(x, key_value, rope, attend)
         out: Tensor = self.norm(x)
         return out
 
@@ -230,6 +233,7 @@ class Drafter(nn.Module):
         context_positions: Tensor,
         draft_positions: Tensor,
         attention: Attention,
+        sliding: Attention | None = None,
     ) -> Tensor:
         """Draft over a whole context: ``draft(x, context(F, ...), ...)``.
 
@@ -239,11 +243,20 @@ class Drafter(nn.Module):
             context_positions: Integers ``[B,S]`` or ``[S]``.
             draft_positions: Integers ``[B,Q]`` or ``[Q]``.
             attention: See ``Attention``; keys stand in the order context, draft rows.
+            sliding: As ``draft``.
 
         Returns:
             ``[B,Q,H]`` after the final norm.
         """
-        return self.draft(x, self.context(F, context_positions), draft_positions, attention)
+        context = self.context(F, context_positions)
+        return self.draft(x, context, draft_positions, attention, sliding)
+
+    def _attentions(self, attention: Attention, sliding: Attention | None) -> list[Attention]:
+        """One for each layer."""
+        if sliding is None:
+            assert not self.config.layers, "sliding layers have an attention of their own"
+            return [attention] * len(self.layers)
+        return [sliding if slides else attention for slides in self.config.slides]
 
     def _draft_layers(self) -> list[DraftLayer]:
         return cast("list[DraftLayer]", self.layers)

@@ -204,6 +204,7 @@ def draft_loss(
     weights: Tensor,
     attention: Attention,
     *,
+    sliding: Attention | None = None,
     head_loss: Callable[..., HeadLoss] = head_loss,
 ) -> HeadLoss:
     """Draft all blocks of a batch and compare with the labels.
@@ -217,9 +218,10 @@ def draft_loss(
         labels: int64 ``[B, N, slots]``, see ``block_targets``.
         weights: float32 ``[B, N, slots]``.
         attention: With the mask inside.
+        sliding: That of the sliding layers, where the drafter has some.
         head_loss: ``runtime.dflash.loss.head_loss``, compiled or by D-PACE or as it is.
     """
-    rows = draft_rows(drafter, target, input_ids, features, anchors, attention)
+    rows = draft_rows(drafter, target, input_ids, features, anchors, attention, sliding)
     return head_loss(rows, target.head_weight, labels.flatten(), weights.flatten())
 
 
@@ -230,6 +232,7 @@ def draft_rows(
     features: Tensor,
     anchors: Tensor,
     attention: Attention,
+    sliding: Attention | None = None,
 ) -> Tensor:
     """What the head reads of all slots but the first, ``[B*N*slots, H]``; see ``draft_loss``."""
     size = drafter.config.draft_block_size
@@ -245,6 +248,7 @@ def draft_rows(
         torch.arange(S, device=anchors.device),
         positions.flatten(1),
         attention,
+        sliding,
     )
     rows: Tensor = hidden.unflatten(1, (-1, size))[:, :, 1:].flatten(0, 2)
     return rows

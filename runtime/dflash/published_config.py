@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.dflash.published_keys import EQUAL, FIXED, IGNORED, INNER, READ, SIZES
+from runtime.dflash.published_keys import EQUAL, FIXED, IGNORED, INNER, READ, SIZES, WAY
 from runtime.errors import CheckpointError
 
 ELSEWHERE = "serve that drafter with a program that builds its network"
+KINDS: Mapping[str, str] = {"full_attention": "full", "sliding_attention": "sliding"}
+"""The kinds of layers, by their names in ``layer_types``."""
 
 
 def network_settings(published: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,7 +26,7 @@ def network_settings(published: Mapping[str, Any]) -> dict[str, Any]:
         _check_known(key, value, places[key])
     ints = {name: _take(flat, name, _is_int, "an integer") for name in SIZES}
     _check_equal(flat, ints, places)
-    _check_layers(flat, ints["num_hidden_layers"])
+    layers = _layers(flat, ints["num_hidden_layers"], places)
     mask_token_id = _take(flat, "mask_token_id", _is_int, "an integer")
     layer_ids = _take(flat, "target_layer_ids", _is_ints, "a list of integers")
     shifted = flat.get("eagle_aux_hidden_state_layer_ids")
@@ -43,6 +45,7 @@ def network_settings(published: Mapping[str, Any]) -> dict[str, Any]:
         "rms_norm_eps": _take(flat, "rms_norm_eps", _is_number, "a finite number"),
         "rope_theta": theta,
         "rope_scaling": scaling,
+        **layers,
     }
 
 
@@ -89,24 +92,47 @@ def _check_equal(flat: Mapping[str, Any], ints: Mapping[str, int], places: Any) 
             )
 
 
-def _check_layers(flat: Mapping[str, Any], num_hidden_layers: int) -> None:
+def _layers(flat: Mapping[str, Any], number: int, places: Mapping[str, str]) -> dict[str, Any]:
+    """``layers`` and ``sliding_window``, or nothing where no layer slides."""
     kinds = flat.get("layer_types")
     if kinds is None:
         # Then sliding layers follow from this one key.
         if flat.get("use_sliding_window") not in (None, False):
             raise CheckpointError(
-                "use_sliding_window is set without layer_types: every layer must be "
-                f"full_attention; {ELSEWHERE}"
+                "use_sliding_window is set without layer_types: they must say which layers slide; "
+                f"{ELSEWHERE}"
             )
-    elif not isinstance(kinds, list) or {*map(str, kinds)} != {"full_attention"}:
+        return {}
+    if not isinstance(kinds, list) or not {*map(str, kinds)} <= KINDS.keys():
         raise CheckpointError(
-            f"layer_types = {_shown(kinds)}: every layer must be full_attention; {ELSEWHERE}"
+            f"layer_types = {_shown(kinds)}: every layer must be {' or '.join(KINDS)}; {ELSEWHERE}"
         )
-    elif len(kinds) != num_hidden_layers:
+    if len(kinds) != number:
         raise CheckpointError(
-            f"layer_types names {len(kinds)} layers: must be num_hidden_layers = "
-            f"{num_hidden_layers}"
+            f"layer_types names {len(kinds)} layers: must be num_hidden_layers = {number}"
         )
+    layers = tuple(KINDS[kind] for kind in kinds)
+    if "sliding" not in layers:
+        return {}
+    if flat.get("use_sliding_window") is False:
+        raise CheckpointError(
+            "use_sliding_window = false: must be true or missing, since layer_types names sliding "
+            "layers"
+        )
+    for key in ("is_causal", "causal"):
+        if flat.get(key) is not None:
+            raise CheckpointError(
+                f"{places[key]} = {_shown(flat[key])}: must be missing, since servers take it for "
+                f"all layers and here {WAY}; {ELSEWHERE}"
+            )
+    window = _take(flat, "sliding_window", _is_int, "an integer")
+    other = flat.get("swa_window_size")
+    if other is not None and not _same(other, window):
+        raise CheckpointError(
+            f"{places['swa_window_size']} = {_shown(other)}: must be sliding_window = {window} or "
+            "missing, since servers read one or the other"
+        )
+    return {"layers": layers, "sliding_window": window}
 
 
 def _rope(flat: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:

@@ -28,9 +28,10 @@ READ = {
     *SIZES,
     *("block_size", "mask_token_id", "target_layer_ids", "rms_norm_eps", "input_embedding_scale"),
     *("rope_theta", "rope_parameters", "rope_scaling", "layer_types", "use_sliding_window"),
+    *("sliding_window", "swa_window_size"),
     "eagle_aux_hidden_state_layer_ids",
 }
-WAY = "a draft block sees itself both ways"
+WAY = "a draft block sees itself both ways in full layers, and causally in sliding ones"
 SLOT = "slot k must predict anchor+k"
 SINKS = "attention has no sinks"
 BIAS = "projections have no bias"
@@ -51,7 +52,7 @@ FIXED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "causal": ((False,), WAY),
     "sample_from_anchor": ((False,), SLOT),
     "query_zero_predicts_next": ((False,), SLOT),
-    "use_swa": ((False,), "every layer must be full_attention"),
+    "use_swa": ((False,), "layer_types say which layers slide"),
     "attention_sink_bias": ((False,), SINKS),
     "add_swa_attention_sink_bias": ((False,), SINKS),
     "add_full_attention_sink_bias": ((False,), SINKS),
@@ -117,8 +118,8 @@ IGNORED = {
     *("label2id", "finetuning_task", "task_specific_params", "tokenizer_class", "prefix"),
     *("chunk_size_feed_forward", "pruned_heads", "pretraining_tp", "gradient_checkpointing"),
     *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
-    # Training only, or without a meaning where every layer is full attention.
-    *("attention_dropout", "max_window_layers", "sliding_window", "swa_window_size"),
+    # Training only, or without a meaning beside layer_types.
+    *("attention_dropout", "max_window_layers"),
     *("num_anchors", "loss_decay_gamma", "loss_type", "dpace_alpha"),
     # Embedding and head are the target's; its name and the mask's text come with their numbers.
     *("tie_word_embeddings", "mask_token", "target_model_type", "target_model_name_or_path"),

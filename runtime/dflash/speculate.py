@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache
 
-from runtime.dflash.drafter import Drafter, KeyValue
+from runtime.dflash.drafter import Attention, Drafter, KeyValue
+from runtime.dflash.sliding import sliding_cells
 from runtime.errors import CheckpointError, ConfigError
+from runtime.static.attention import dense_attention
 from runtime.target.model import Target
 
 
@@ -158,9 +160,17 @@ class DraftSession:
         x = self._drafter.block_inputs(anchor[None], self._target.embed_weight)
         positions = torch.arange(position, position + self._block, device=x.device)
         head = self._target.head_weight
+        sliding = self._sliding(position)
         with torch.autocast(x.device.type, enabled=False):
-            hidden = self._drafter.draft(x, context, positions, _see_all)
+            hidden = self._drafter.draft(x, context, positions, _see_all, sliding)
             return hidden[0, 1:].to(head.dtype) @ head.T
+
+    def _sliding(self, position: int) -> Attention | None:
+        """Attention of the sliding layers over the whole cache, of which the rest is masked."""
+        window = self._drafter.config.sliding_window
+        if window is None:
+            return None
+        return dense_attention(sliding_cells(position, self._block, window, self._target.device))
 
     def _extend(
         self,

@@ -10,11 +10,15 @@ import math
 import torch
 from safetensors.torch import load_file
 
+WRONG_WINDOW = (
+    *("window one more", "window one less", "sliding both ways", "sliding as full", "all slide"),
+)
 WRONG = (
     *("causal", "draft positions", "context positions", "layer ids", "feature order"),
     *("short context", "long context", "mask id", "embedding scale", "slot", "rope theta"),
     *("rope scaling", "rope pairs", "eps", "feature fold", "head norms", "fused norm"),
     *("groups", "attention scale", "block in context"),
+    *WRONG_WINDOW,
 )
 
 
@@ -89,6 +93,11 @@ def first_block(folder, model, prompt, wrong="", feature_scale=None):
         mask[:, len(F) :].tril_()
     if wrong == "block in context":
         mask[:, len(F) :] = torch.eye(size, dtype=torch.bool)
+    # A sliding layer: the last so many positions up to a row's own, which is causal in the block.
+    back = at[:, None] - torch.cat((before, at))
+    window = config["sliding_window"] or 0
+    window += {"window one more": 1, "window one less": -1}.get(wrong, 0)
+    near = (back < window) & (True if wrong == "sliding both ways" else back >= 0)
     table = rope_table(config, wrong)
     for i in range(config["num_hidden_layers"]):
         p = f"layers.{i}."
@@ -110,7 +119,11 @@ def first_block(folder, model, prompt, wrong="", feature_scale=None):
         else:
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
         scores = q @ k.transpose(1, 2) / (1 if wrong == "attention scale" else math.sqrt(hd))
-        out = scores.masked_fill(~mask, -math.inf).softmax(-1) @ v
+        slides = window and (
+            config["layer_types"][i] == "sliding_attention" or wrong == "all slide"
+        )
+        seen = mask & near if slides and wrong != "sliding as full" else mask
+        out = scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
         x = x + out.transpose(0, 1).flatten(1) @ w[p + "self_attn.o_proj.weight"].T
         h = norm(x, w[p + "post_attention_layernorm.weight"], eps)
         gate, up = (h @ w[p + f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))

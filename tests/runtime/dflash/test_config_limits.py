@@ -319,13 +319,14 @@ def test_a_size_said_twice_must_be_one(key, equal):
             "layer_types names 4 layers: must be num_hidden_layers = 5",
         ),
         (
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            'layer_types = ["full_attention", "sliding_attention"]: every layer must be '
-            "full_attention; serve that drafter with a program that builds its network",
+            {"layer_types": ["full_attention", "chunked_attention"]},
+            'layer_types = ["full_attention", "chunked_attention"]: every layer must be '
+            "full_attention or sliding_attention; serve that drafter with a program that builds "
+            "its network",
         ),
         (
             {"layer_types": None, "use_sliding_window": True},
-            "use_sliding_window is set without layer_types: every layer must be full_attention; "
+            "use_sliding_window is set without layer_types: they must say which layers slide; "
             "serve that drafter with a program that builds its network",
         ),
         (

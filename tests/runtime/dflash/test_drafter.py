@@ -326,7 +326,7 @@ def test_config_reads_other_trainers_folders():
     [
         ({"block_size": 8}, "block_size = 8 and dflash_config.block_size = 3 must be equal"),
         ({"sample_from_anchor": True}, "must predict anchor\\+k"),
-        ({"layer_types": ["sliding_attention"]}, "every layer must be full_attention"),
+        ({"layer_types": ["linear_attention"] * 2}, "every layer must be full_attention or"),
         ({"dflash_config": {}}, "must hold 'mask_token_id'"),
         ({"rope_theta": None, "rope_parameters": {}}, "must hold 'rope_theta'"),
     ],

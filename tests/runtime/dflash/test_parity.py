@@ -16,7 +16,7 @@ from runtime.dflash.speculate import DraftSession
 from runtime.static.attention import dense_attention
 from runtime.target.frozen import FrozenTarget
 from runtime.target.model import Target
-from tests.runtime.plain_drafter import WRONG, first_block
+from tests.runtime.plain_drafter import WRONG, WRONG_WINDOW, first_block
 from tests.runtime.tiny_gemma import gemma_target
 from tests.runtime.tiny_llama import prompts, tiny_target
 
@@ -44,7 +44,7 @@ ROPES = {
 def make_target(kind):
     if kind == "gemma":
         return gemma_target()
-    rope = ROPES[kind]
+    rope = ROPES.get(kind)
     options = {"rope_parameters": {**rope, "rope_theta": 1e4}} if rope else {}
     return tiny_target(**options)
 
@@ -71,12 +71,17 @@ class Case:
     product: torch.Tensor
 
 
-@pytest.fixture(scope="module", params=[*ROPES, "gemma"])
+SLIDING = {"layers": ("sliding", "full"), "sliding_window": 6}
+
+
+@pytest.fixture(scope="module", params=[*ROPES, "gemma", "sliding"])
 def case(request, tmp_path_factory):
     target = make_target(request.param)
     network = drafter_config(
         target, num_layers=2, draft_block_size=BLOCK, target_layer_ids=LAYER_IDS
     )
+    if request.param == "sliding":
+        network = dataclasses.replace(network, **SLIDING)
     drafter = make_drafter(network)
     folder = save_published(
         tmp_path_factory.mktemp(request.param), network, drafter.state_dict(), feature_scale=SCALE
@@ -94,6 +99,9 @@ def step_logits(case, drafter):
     S = input_ids.shape[1]
     mask = torch.zeros(1, 1, BLOCK, S + BLOCK, dtype=torch.bool)
     mask[..., :n] = mask[..., S:] = True
+    near = mask.clone()
+    for slot in range(BLOCK):
+        near[..., slot, : n + slot - 5] = near[..., slot, S + slot + 1 :] = False
     rows = []
 
     def head_loss(x, head, labels, weights):
@@ -114,6 +122,7 @@ def step_logits(case, drafter):
         torch.zeros(1, 1, BLOCK - 1, dtype=torch.int64),
         torch.ones(1, 1, BLOCK - 1),
         dense_attention(mask),
+        sliding=dense_attention(near) if drafter.config.layers else None,
         head_loss=head_loss,
     )
     return rows[0].detach()
@@ -131,5 +140,7 @@ def test_the_training_step_computes_what_decoding_does(case):
 @pytest.mark.parametrize("wrong", WRONG)
 def test_one_thing_wrong_at_a_time_shows(case, wrong):
     found = first_block(case.folder, case.target.model, case.prompt, wrong, SCALE)
-    is_there = wrong != "rope scaling" or case.drafter.config.rope_scaling is not None
+    config = case.drafter.config
+    is_there = wrong != "rope scaling" or config.rope_scaling is not None
+    is_there &= wrong not in WRONG_WINDOW or bool(config.layers)
     assert ((found - case.product).abs().max() > 1e-2) == is_there

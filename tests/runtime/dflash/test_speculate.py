@@ -90,8 +90,8 @@ def test_every_block_is_drafted_as_over_the_whole_text_before_it(target, monkeyp
     """Text and tau hardly show a context that lies a little off: the blocks themselves do."""
     drafter, prompt, blocks = make_drafter(target), prompts(2)[1], []
 
-    def recorded(x, context, positions, attention):
-        hidden = type(drafter).draft(drafter, x, context, positions, attention)
+    def recorded(x, context, positions, *attention):
+        hidden = type(drafter).draft(drafter, x, context, positions, *attention)
         blocks.append((positions.flatten().tolist(), hidden))
         return hidden
 
