@@ -96,7 +96,10 @@ class TrainConfig:
     steps: int = setting(1000, at_least=1, at_most=10**9)
     """Optimizer steps."""
     global_batch: int = setting(4, at_least=1, at_most=10**6)
-    """Samples of one step over all devices."""
+    """Samples of one step over all devices and micro-batches."""
+    accumulate: int = setting(1, at_least=1, at_most=10**6, shapes=False)
+    """Micro-batches that a step's samples are split into, whose gradients are added up before the
+    one update: memory falls, the result stays, whatever their number."""
     lr: float = setting(1e-3, above=0)
     """Peak learning rate, reached after the warm-up."""
     min_lr_ratio: float = setting(0.0, at_least=0, at_most=1)

@@ -4,7 +4,8 @@ The plan is a pure function of (lengths, buckets, global batch, seed) and the st
 device count and any resume sees the same samples in the same order.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -27,6 +28,19 @@ class Step:
     """Its length, in tokens."""
     rows: tuple[int, ...]
     """Global batch; ``NO_ROW`` fills the last step of a bucket and carries no weight."""
+    last: bool = True
+    """Whether the step ends with these rows, see ``parts``."""
+
+    def parts(self, count: int) -> Iterator["Step"]:
+        """The step's micro-batches, in order: of each its share of the rows, the last one marked.
+
+        Args:
+            count: How many; it divides the global batch.
+        """
+        share = len(self.rows) // count
+        for part in range(count):
+            rows = self.rows[part * share : (part + 1) * share]
+            yield replace(self, rows=rows, last=part == count - 1)
 
     def of_rank(self, rank: int, size: int) -> tuple[int, ...]:
         """Rows of one rank of ``size``."""

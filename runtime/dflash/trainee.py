@@ -39,7 +39,8 @@ class DrafterTrainee(Trainee):
     """
 
     memory_hint = (
-        "lower train.global_batch, the number of anchors, or the largest context in [masks]"
+        "raise train.accumulate, or lower train.global_batch, the number of anchors, or the "
+        "largest context in [masks]"
     )
 
     def __init__(

@@ -1,6 +1,8 @@
 """One training step of one bucket on one device, over static tensors only, whatever it trains.
 
 inputs -> objective: loss and sums -> gradients -> all-reduce -> AdamW -> sums added up
+
+A step of several micro-batches is ``add`` for all but the last, and the call itself for that one.
 """
 
 from collections.abc import Mapping
@@ -47,23 +49,45 @@ class TrainStep:
         objective: The loss.
         exchange: Takes the gradients; shared by all buckets of the device.
         totals: float32 ``[sums + len(COUNTERS)]``; what is added up between two reads.
+        adds: Whether a step may have several micro-batches. Its gradients and sums are then added
+            to what lies in the flat tensor, which is 0 between two steps.
     """
 
-    def __init__(self, objective: Objective, exchange: GradientExchange, totals: Tensor) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        exchange: GradientExchange,
+        totals: Tensor,
+        *,
+        adds: bool = False,
+    ) -> None:
         self.objective = objective
         self.exchange = exchange
         self.optimizer = exchange.optimizer
         self.totals = totals
+        self.adds = adds
         self.inputs = StaticInputs(objective.fields, totals.device)
 
     def __call__(self) -> None:
-        """Run the step; every input and output is a static tensor."""
+        """Run the step, or its last micro-batch; every input and output is a static tensor."""
         loss, sums = self.objective(self.inputs.tensors)
-        self.exchange.backward(loss)
+        self.exchange.backward(loss, adds=self.adds)
         with torch.no_grad():
-            self.optimizer.sums.copy_(sums)
+            if self.adds:
+                self.optimizer.sums.add_(sums)
+            else:
+                self.optimizer.sums.copy_(sums)
             self.exchange.finish()
             self._update()
+            if self.adds:
+                self.optimizer.reduced.zero_()
+
+    def add(self) -> None:
+        """Run a micro-batch that others of the step follow: nothing is reduced or updated."""
+        loss, sums = self.objective(self.inputs.tensors)
+        self.exchange.backward(loss, adds=True, ends=False)
+        with torch.no_grad():
+            self.optimizer.sums.add_(sums)
 
     def _update(self) -> None:
         num_sums = len(self.optimizer.sums)

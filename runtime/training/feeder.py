@@ -24,6 +24,7 @@ class Feeder(threading.Thread):
         trainee: Fills the rows.
         plan: All steps.
         steps: First and last step, the last not included.
+        parts: Micro-batches of each, a slot for each.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Feeder(threading.Thread):
         trainee: Trainee,
         plan: StepPlan,
         steps: tuple[int, int],
+        parts: int,
     ) -> None:
         super().__init__(name=f"feeder-{replica.group.rank} ({replica.device})", daemon=True)
         self.replica = replica
@@ -41,6 +43,7 @@ class Feeder(threading.Thread):
         self.plan = plan
         self.trainee = trainee
         self.steps = steps
+        self.parts = parts
         self.waited_s = 0.0
         """Seconds without a slot to fill: the steps are the slower end."""
 
@@ -53,8 +56,7 @@ class Feeder(threading.Thread):
             self.lane.fail(error)
 
     def _run(self) -> None:
-        for number in range(*self.steps):
-            step = self.plan[number]
+        for step in self._micro_batches():
             began = time.monotonic()
             slot = self.replica.free.get()
             tensors = slot.open(self.replica.fields(step.bucket))
@@ -64,13 +66,17 @@ class Feeder(threading.Thread):
             if not self.lane.put((step, slot)):
                 return
 
+    def _micro_batches(self) -> Iterator[Step]:
+        for number in range(*self.steps):
+            yield from self.plan[number].parts(self.parts)
+
     def stop(self) -> None:
         """Make the thread end soon."""
         self.replica.free.stop()
         self.lane.stop()
 
     def fill(self, tensors: dict[str, Tensor], step: Step) -> None:
-        """Write one rank's share of a step into host tensors."""
+        """Write one rank's share of a micro-batch into host tensors."""
         group = self.replica.group
         for row, index in enumerate(step.of_rank(group.rank, group.size)):
             for tensor in tensors.values():

@@ -87,6 +87,11 @@ def _uneven_batch(request: Request) -> int | None:
     return batch if batch % request.ranks else None
 
 
+def _uneven_parts(request: Request) -> int | None:
+    train = request.config.train
+    return train.global_batch if train.global_batch % (request.ranks * train.accumulate) else None
+
+
 def _block_size(request: Request) -> list[int] | None:
     if request.placement is None:
         return None
@@ -127,6 +132,13 @@ COMMON: tuple[Limit, ...] = (
         parts=(SHARING,),
         found=_uneven_batch,
         rule="it must be a multiple of the number of devices, {ranks}",
+    ),
+    Limit(
+        field="train.global_batch",
+        parts=(SHARING,),
+        found=_uneven_parts,
+        rule="it must be a multiple of the number of devices times train.accumulate, {ranks} x "
+        "{config.train.accumulate}",
     ),
 )
 """They need no target and no data."""

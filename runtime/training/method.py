@@ -40,7 +40,9 @@ class Trainee(Protocol):
     """Names of an objective's sums; the first is the loss, the second its weight."""
     published: Mapping[str, Any]
     """What ``export`` needs beside the weights, as JSON; kept in every checkpoint."""
-    memory_hint: str = "lower train.global_batch, or the longest rows in [masks]"
+    memory_hint: str = (
+        "raise train.accumulate, or lower train.global_batch or the longest rows in [masks]"
+    )
     """What to lower where a device runs out of memory."""
     heldout: HeldOut | None = None
     """What it is scored by while it trains, of ``Inputs.heldout``; None where that is."""
@@ -69,7 +71,7 @@ class Trainee(Protocol):
             module: From ``module``, its parameters now in the dtype of compute.
             length: Of the bucket.
             entry: Its mask.
-            batch: Rows of a step on the device.
+            batch: Rows of a micro-batch on the device.
             index: Which of the process's devices.
         """
         ...

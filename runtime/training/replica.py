@@ -69,12 +69,14 @@ class Replica:
             # Autograd accumulates a leaf's gradient on the stream that was current when its
             # accumulator was made, and hooks make it: that stream must be the captured one.
             self.exchange = GradientExchange(self.optimizer, group, reduce_dtype=train.reduce_dtype)
-        batch = train.global_batch // group.size
+        batch = rows_of_rank(train, group.size)
+        self.accumulates = train.accumulate > 1
         self.train_steps = {
             length: TrainStep(
                 trainee.objective(self.module, length, entry, batch, group.index),
                 self.exchange,
                 self.totals,
+                adds=self.accumulates,
             )
             for length, entry in sorted(entries.items(), reverse=True)
         }
@@ -85,6 +87,13 @@ class Replica:
             for length, step in self.train_steps.items()
         }
         self.steps = StepSet(steps, self.pool, memory_hint=trainee.memory_hint)
+        parts = {
+            length: (f"{entries[length].name} on {self.device}, to be added up", step.add)
+            for length, step in self.train_steps.items()
+            if self.accumulates
+        }
+        self.parts = StepSet(parts, self.pool, memory_hint=trainee.memory_hint)
+        """The micro-batches before a step's last; none where a step has one."""
         self.scoring: Scoring | None = None
         if heldout is not None:
             self.scoring = Scoring(
@@ -105,14 +114,17 @@ class Replica:
         enter_thread(self.device, self.threads)
         self.pool.wait_for_device()
         self.steps.warm_up(report)
+        self.parts.warm_up(report)
         if self.scoring is not None:
             self.scoring.warm_up(report)
         self.exchange.reducing = self.group.size > 1
         self.steps.capture()
+        self.parts.capture()
         if self.scoring is not None:
             self.scoring.capture()
         with self.pool.activated():
             self.totals.zero_()
+            self.optimizer.reduced.zero_()
         self.pool.synchronize()
 
     def fields(self, length: int) -> Mapping[str, Field]:
@@ -120,9 +132,9 @@ class Replica:
         return self.train_steps[length].inputs.fields
 
     def run(self, step: Step, slot: InputSlot) -> None:
-        """Enqueue one step on the current stream."""
+        """Enqueue one step, or one micro-batch of it, on the current stream."""
         self.train_steps[step.bucket].inputs.take(slot)
-        self.steps.run(step.bucket)
+        (self.steps if step.last else self.parts).run(step.bucket)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take a whole training state: ``state()`` of this or another replica."""
@@ -171,13 +183,19 @@ class Replica:
     @property
     def replays(self) -> int:
         """Graph replays so far."""
-        return self.steps.replays
+        return self.steps.replays + self.parts.replays
 
     def teardown(self) -> None:
         """Free the graphs."""
         self.steps.teardown()
+        self.parts.teardown()
         if self.scoring is not None:
             self.scoring.teardown()
+
+
+def rows_of_rank(train: TrainConfig, ranks: int) -> int:
+    """Rows of a micro-batch on each of so many ranks."""
+    return train.global_batch // (ranks * train.accumulate)
 
 
 def adamw_settings(train: TrainConfig) -> AdamWSettings:

@@ -78,6 +78,7 @@ def find_start(
     # What is saved when shapes no result, but at every save all ranks compare their weights.
     train, evaluate = config.train, config.evaluate
     saving = {**inputs.shaping["train"], "save_every": train.save_every, "export": train.export}
+    saving["accumulate"] = train.accumulate
     scoring = {"every": evaluate.every, "patience": evaluate.patience}
     step = agree(processes, first_step, {**inputs.shaping, "train": saving, "evaluate": scoring})
     gave_up = False

@@ -20,7 +20,7 @@ from runtime.static.channels import Lane
 from runtime.static.graph import GraphPool
 from runtime.static.step_set import StepSet
 
-MEMORY_HINT = "lower train.global_batch or the largest bucket in [masks]"
+MEMORY_HINT = "raise train.accumulate, or lower train.global_batch or the largest bucket in [masks]"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class TargetWorker(threading.Thread):
         replica: The device's static steps.
         inlets: Of each rank: filled slots.
         outlets: Of each rank: slots with features.
-        steps: Steps of the run.
+        items: Of each rank: slots of the run.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class TargetWorker(threading.Thread):
         replica: TargetReplica,
         inlets: Sequence[Lane[tuple[Step, InputSlot]]],
         outlets: Sequence[Lane[tuple[Step, InputSlot]]],
-        steps: int,
+        items: int,
     ) -> None:
         super().__init__(name=f"target-{index} ({replica.device})", daemon=True)
         self.replica = replica
@@ -118,7 +118,7 @@ class TargetWorker(threading.Thread):
             (rank, inlets[rank].channels[index], outlets[rank].channels[index])
             for rank in range(len(inlets))
         ]
-        self._numbers = range(index, steps * len(inlets), targets)
+        self._numbers = range(index, items * len(inlets), targets)
 
     def run(self) -> None:
         """Serve until the last step, a stop, or an error, which every worker then raises."""

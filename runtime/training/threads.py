@@ -30,6 +30,7 @@ class Threads:
         trainee: Fills the rows.
         plan: All steps.
         steps: First and last step, the last not included.
+        parts: Micro-batches of each.
         coordinator: Keeps the workers in step.
         after_step: Called by each worker with (replica, finished steps, step).
         at_end: Called by each worker with (replica, finished steps), unless the run failed.
@@ -43,6 +44,7 @@ class Threads:
         trainee: Trainee,
         plan: StepPlan,
         steps: tuple[int, int],
+        parts: int,
         coordinator: Coordinator,
         after_step: Callable[[Replica, int, Step], None],
         at_end: Callable[[Replica, int], None],
@@ -58,6 +60,7 @@ class Threads:
                 trainee=trainee,
                 plan=plan,
                 steps=steps,
+                parts=parts,
             )
             for replica, lane in zip(replicas, inlets, strict=True)
         ]
@@ -68,7 +71,7 @@ class Threads:
                 replica=target,
                 inlets=inlets,
                 outlets=outlets,
-                steps=steps[1] - steps[0],
+                items=parts * (steps[1] - steps[0]),
             )
             for index, target in enumerate(targets)
         ]

@@ -24,7 +24,7 @@ from runtime.training.inputs import Inputs
 from runtime.training.method import Method, Trainee
 from runtime.training.monitor import Monitor
 from runtime.training.recorder import Recorder
-from runtime.training.replica import Replica
+from runtime.training.replica import Replica, rows_of_rank
 from runtime.training.result import RunResult
 from runtime.training.saved_state import master_weights
 from runtime.training.target_worker import TargetReplica
@@ -84,7 +84,7 @@ class Trainer:
             )
             for group in self.groups
         ]
-        rows = config.train.global_batch // self.groups[0].size
+        rows = rows_of_rank(config.train, self.groups[0].size)
         shapes = {length: (rows, length) for length in entries}
         self.target_replicas = [
             TargetReplica(target, shapes, placement.threads) for target in remote_targets
@@ -252,6 +252,7 @@ class Trainer:
             trainee=self.trainee,
             plan=self.inputs.plan,
             steps=(first_step, self.config.train.steps),
+            parts=self.config.train.accumulate,
             coordinator=coordinator,
             after_step=after_step,
             at_end=at_end,

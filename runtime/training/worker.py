@@ -8,6 +8,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -26,7 +27,7 @@ class Stepper(Protocol):
     pool: GraphPool
 
     def run(self, step: Step, slot: InputSlot) -> None:
-        """Enqueue the copies out of the slot and the step."""
+        """Enqueue the copies out of the slot, and the step or a micro-batch of it."""
         ...
 
 
@@ -34,7 +35,7 @@ class Source(Protocol):
     """Where a worker takes its inputs from."""
 
     def get(self) -> tuple[Step, InputSlot]:
-        """Block until the next step's slot is filled."""
+        """Block until the next slot is filled, of a step or of a micro-batch."""
         ...
 
     def stop(self) -> None:
@@ -159,7 +160,7 @@ class Worker(threading.Thread):
         self.error: BaseException | None = None
         """What ended it, if an error did."""
         self.host_s = array("d")
-        """Seconds spent on enqueuing each step: copies and replay."""
+        """Seconds spent on enqueuing each step: copies and replays."""
         self.after_step = after_step
         self.at_end = at_end
 
@@ -175,13 +176,24 @@ class Worker(threading.Thread):
         enter_thread(self.stepper.device, self.stepper.threads)
         with self.stepper.pool.activated():
             while self.coordinator.may_begin(self.finished):
-                step, slot = self.source.get()
-                began = time.perf_counter()
-                self.stepper.run(step, slot)
-                self.host_s.append(time.perf_counter() - began)
+                step = self._step()
                 self.finished += 1
                 if self.after_step is not None:
                     self.after_step(self.finished, step)
             if self.at_end is not None and not self.coordinator.failed.is_set():
                 self.at_end(self.finished)
         self.stepper.pool.synchronize()
+
+    def _step(self) -> Step:
+        """Enqueue a whole step, micro-batch by micro-batch."""
+        spent = 0.0
+        rows: tuple[int, ...] = ()
+        while True:
+            part, slot = self.source.get()
+            began = time.perf_counter()
+            self.stepper.run(part, slot)
+            spent += time.perf_counter() - began
+            rows += part.rows
+            if part.last:
+                self.host_s.append(spent)
+                return replace(part, rows=rows)

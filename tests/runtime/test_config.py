@@ -108,7 +108,7 @@ def test_defaults_fill_what_a_file_leaves_out():
             r"^train\.stepz = 3: unknown key in \[train\]; did you mean 'steps'\?",
         ),
         ({"evaluate": {"prompt": "x"}}, r"^evaluate\.prompt = 'x': unknown key in \[evaluate\]"),
-        ({"train": {"zzz": 3}}, r"known are anchors, beta1"),
+        ({"train": {"zzz": 3}}, r"known are accumulate, anchors, beta1"),
         ({"train": 3}, r"must be a table, \[train\]"),
         ({"train": {"steps": "3"}}, "must be of type int"),
         ({"train": {"steps": True}}, "must be of type int"),
@@ -156,6 +156,7 @@ RANGES = {
     "run.threads": (0, 1024),
     "train.steps": (1, 10**9),
     "train.global_batch": (1, 10**6),
+    "train.accumulate": (1, 10**6),
 }
 NUMBERS = {
     **dict.fromkeys(("train.weight_decay", "train.clip", "train.gamma"), ([0, 1e30], [-1e-9])),

@@ -125,3 +125,16 @@ def test_ranks_share_a_step_without_overlap(size):
     shares = [step.of_rank(rank, size) for rank in range(size)]
     assert tuple(sample for share in shares for sample in share) == step.rows
     assert len({len(share) for share in shares}) == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_micro_batches_are_the_steps_rows_in_order(count):
+    step = plan([128] * 10, global_batch=6)[1]
+    parts = [*step.parts(count)]
+    assert tuple(row for part in parts for row in part.rows) == step.rows
+    assert [part.last for part in parts] == [False] * (count - 1) + [True]
+    assert {len(part.rows) for part in parts} == {6 // count}
+    assert {(part.number, part.epoch, part.bucket) for part in parts} == {
+        (step.number, step.epoch, step.bucket)
+    }
+    assert [*step.parts(1)] == [step]

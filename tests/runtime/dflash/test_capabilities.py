@@ -110,6 +110,11 @@ def test_every_parameter_that_a_drafter_does_not_follow_is_refused(param):
         (asked(placement=GPU, block_size=256), "masks.BLOCK_SIZE", r"\[256, 256\]"),
         (asked(ranks=3), "train.global_batch", "= 4: .*multiple of the number of devices, 3"),
         (
+            asked(ranks=2, train={"accumulate": 4}),
+            "train.global_batch",
+            r"= 4: .*multiple of the number of devices times train\.accumulate, 2 x 4",
+        ),
+        (
             asked(features="stored", run={"target_devices": "cuda:1"}),
             "run.target_devices",
             "= 'cuda:1': .*online",

@@ -218,10 +218,25 @@ CASES = {
         "cpu,cpu",
         {"anchors": "data", "reduce_dtype": "compute", "clip": 0.5, "beta2": 0.8, "steps": 3},
     ),
+    "added up": (
+        "stored",
+        "cpu",
+        {"anchors": "data", "accumulate": 4, "global_batch": 4, "steps": 4, "clip": 0.3},
+    ),
+    "added up and summed as computed": (
+        "online",
+        "cpu,cpu",
+        {"accumulate": 2, "global_batch": 4, "steps": 4, "reduce_dtype": "compute", "gamma": 2.0},
+    ),
+    "added up from afar": (
+        "remote",
+        "cpu,cpu",
+        {"anchors": "data", "accumulate": 3, "global_batch": 6, "steps": 3, "clip": 1.0},
+    ),
     "dpace": (
         "stored",
         "cpu",
-        {"anchors": "data", "loss": "dpace", "dpace_alpha": 0.3, "gamma": 0.7, "clip": 0.3},
+        {"anchors": "data", "loss": "dpace", "dpace_alpha": 0.3, "accumulate": 2, "clip": 0.3},
     ),
     "dpace on two ranks": (
         "online",

@@ -83,6 +83,22 @@ def test_two_ranks_compute_what_one_does(tmp_path):
     np.testing.assert_allclose(found["one"], found["two"], rtol=1e-5)
 
 
+def test_micro_batches_compute_what_the_whole_batch_does(tmp_path):
+    found = {}
+    for count in (1, 2, 4):
+        batch = {"global_batch": 4, "accumulate": count, "log_every": 1}
+        config = make_run(tmp_path / f"by {count}", train=batch)
+        _, rows, job = train(config)
+        state = find_checkpoints(job.folder / "checkpoints")[0].load()
+        found[count] = rows, {name: state[name] for name in state if name.startswith("master.")}
+    for count in (2, 4):
+        np.testing.assert_allclose(losses(found[count][0]), losses(found[1][0]), rtol=1e-5)
+        for key in ("predictions_per_step", "documents_per_step"):
+            assert [row[key] for row in found[count][0]] == [row[key] for row in found[1][0]]
+        for name, weight in found[1][1].items():
+            torch.testing.assert_close(found[count][1][name], weight, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_tied_embeddings_stay_tied(tmp_path, tied):
     (tmp_path / "r").mkdir()

@@ -150,6 +150,26 @@ def test_gpus_in_threads_give_the_losses_of_one(tmp_path, size):
     np.testing.assert_allclose(losses(many), losses(one), rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("anchors", "loss", "reduce_dtype"),
+    [("layouts", "decay", "float32"), ("data", "dpace", "compute")],
+)
+@pytest.mark.parametrize("size", range(1, min(2, GPU_COUNT) + 1))
+def test_captured_micro_batches_give_the_run_of_the_whole_batch(
+    tmp_path, anchors, loss, reduce_dtype, size
+):
+    options = {"anchors": anchors, "loss": loss, "global_batch": 8, "reduce_dtype": reduce_dtype}
+    devices = ",".join(f"cuda:{index}" for index in range(size))
+    _, whole, weights = train(prepared(tmp_path, "whole", "cuda:0", **options))
+    result, parts, added = train(prepared(tmp_path, "parts", devices, accumulate=4, **options))
+    expected = f"0 host mask builds, 12 steps ({12 * 4 * size} graph replays)"
+    assert result.summary == f"after freeze: 0 compiles, 0 FX traces, {expected}"
+    np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-3)
+    assert [row["anchors_kept"] for row in parts] == [row["anchors_kept"] for row in whole]
+    for name, weight in weights.items():
+        torch.testing.assert_close(added[name], weight, rtol=2e-2, atol=2e-3, msg=name)
+
+
 @pytest.mark.parametrize("anchors", ["layouts", "data"])
 def test_a_run_is_scored_in_graphs_of_its_own(tmp_path, anchors):
     """As the CPU scores the same weights, and the steps are those of a run without scores."""

@@ -221,7 +221,7 @@ def test_out_of_memory_in_the_warm_up(tmp_path):
     trainer = ready(tmp_path)
     fault = Fault(0, torch.OutOfMemoryError(TOO_LITTLE))
     trainer.replicas[0].steps[32].fn = fault
-    hint = r"lower train\.global_batch, .*anchors"
+    hint = r"raise train\.accumulate, or lower train\.global_batch, .*anchors"
     wanted = rf"cannot warm up dflash/ctx32 on cpu: {TOO_LITTLE}; {hint}"
     with pytest.raises(CaptureError, match=wanted):
         trainer.prepare()
@@ -250,7 +250,7 @@ def test_out_of_memory_in_the_run(tmp_path):
     for step in trainer.replicas[0].steps.values():
         step.fn = before(step.fn, fault)
     wanted = (
-        rf"after step 4: cannot run dflash/ctx\d+ on cpu: {TOO_LITTLE}; lower train\.global_batch"
+        rf"after step 4: cannot run dflash/ctx\d+ on cpu: {TOO_LITTLE}; raise train\.accumulate"
     )
     assert run_into(trainer, fault, WorkerError, wanted) == 4
 

@@ -69,6 +69,7 @@ def test_of_a_feeder_its_receiver_raises_it(error):
         trainee=None,
         plan=[STEP],
         steps=(0, 1),
+        parts=1,
     ).run()
     assert got(lane, type(error)) is error
 
@@ -84,7 +85,7 @@ def test_of_a_target_every_rank_raises_it(error):
         replica=device(run=raising(error)),
         inlets=inlets,
         outlets=outlets,
-        steps=1,
+        items=1,
     ).run()
     assert [got(lane, type(error)) for lane in outlets] == [error, error]
 

@@ -6,8 +6,13 @@ import time
 import pytest
 import torch
 
+from runtime.data.plan import Step
 from runtime.static.graph import GraphPool
 from runtime.training.worker import Coordinator, Worker
+
+
+def step(number, rows=(1, 2), **options):
+    return Step(number, 0, 16, rows, **options)
 
 
 def test_without_a_stop_every_rank_takes_every_step():
@@ -178,7 +183,7 @@ class Steps:
 
     def get(self):
         self.number += 1
-        return f"step {self.number}", f"slot {self.number}"
+        return step(self.number), f"slot {self.number}"
 
     def stop(self):
         raise AssertionError("a worker stops no source")
@@ -218,18 +223,29 @@ def test_a_worker_takes_each_step_with_its_slot_and_reports_it():
         )
     )
     assert steps.log == [
-        ("step 1", "slot 1"),
-        ("after", 5, "step 1"),
-        ("step 2", "slot 2"),
-        ("after", 6, "step 2"),
-        ("step 3", "slot 3"),
-        ("after", 7, "step 3"),
+        (step(1), "slot 1"),
+        ("after", 5, step(1)),
+        (step(2), "slot 2"),
+        ("after", 6, step(2)),
+        (step(3), "slot 3"),
+        ("after", 7, step(3)),
         ("end", 7),
     ]
     assert (worker.finished, worker.error) == (7, None)
     assert worker.name == "worker-3 (cpu)"
     assert len(worker.host_s) == 3
     assert all(0.01 <= seconds < 5 for seconds in worker.host_s)
+
+
+def test_a_step_is_over_with_the_last_of_its_micro_batches():
+    steps, said = Steps(Coordinator(2)), []
+    parts = [part for number in (1, 2) for part in step(number, (5, 6, 7, -1)).parts(2)]
+    steps.get = lambda: (parts.pop(0), "slot")
+    worker = ended(steps.worker(after_step=lambda *given: said.append(given)))
+    assert [part.rows for part, _ in steps.log] == [(5, 6), (7, -1), (5, 6), (7, -1)]
+    assert said == [(1, step(1, (5, 6, 7, -1))), (2, step(2, (5, 6, 7, -1)))]
+    assert len(worker.host_s) == 2
+    assert all(0.02 <= seconds < 5 for seconds in worker.host_s)
 
 
 def test_a_worker_reports_to_nobody_unless_asked():
@@ -245,7 +261,7 @@ def test_a_worker_without_a_step_left_ends_its_run_all_the_same():
 
 def test_what_ends_a_worker_ends_the_run_after_the_steps_that_it_finished():
     coordinator, said = Coordinator(9), []
-    steps = Steps(coordinator, broken="step 3")
+    steps = Steps(coordinator, broken=step(3))
     worker = ended(steps.worker(after_step=lambda *_: None, at_end=said.append))
     assert type(worker.error) is SystemExit
     assert coordinator.error is worker.error
@@ -285,5 +301,5 @@ def test_a_worker_works_on_its_device_in_its_pool_and_waits_for_it(monkeypatch):
     ended(steps.worker(at_end=lambda finished: log.append(finished)))
     assert log == [
         ("worker-3 (cpu)", steps.device, 3),
-        *("pool", ("step 1", "slot 1"), 1, "left", "waited"),
+        *("pool", (step(1), "slot 1"), 1, "left", "waited"),
     ]
