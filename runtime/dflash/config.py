@@ -34,6 +34,7 @@ SMALLEST_HEAD = 16
 """Of FlexAttention's kernels."""
 LARGEST_DRAFT_BLOCK = 2**12
 LAYER_KINDS = ("full", "sliding")
+LARGEST_MARKOV_RANK = 2**14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,10 @@ class DrafterConfig:
     """Kind of each draft layer, one of ``LAYER_KINDS``; empty where all are full."""
     sliding_window: int | None = None
     """Keys that a row of a sliding layer sees, itself counted; None where no layer slides."""
+    markov_rank: int = 0
+    """Width of the Markov head, with which a drafter is DSpark's; 0 for none."""
+    confidence_head: bool = False
+    """Whether it says how sure each draft is; needs a Markov head."""
 
     def __post_init__(self) -> None:
         for name, largest in SIZES.items():
@@ -103,6 +108,12 @@ class DrafterConfig:
             and len(set(self.target_layer_ids)) == len(self.target_layer_ids),
             f"must name one or more layers in [0, {self.num_target_layers}), each once",
         )
+        _check(
+            "markov_rank",
+            self.markov_rank,
+            int(self.confidence_head) <= self.markov_rank <= LARGEST_MARKOV_RANK,
+            f"must be at least 0, with a confidence head 1, and at most {LARGEST_MARKOV_RANK}",
+        )
         for name in ("rms_norm_eps", "rope_theta", "embedding_scale"):
             value = getattr(self, name)
             _check(name, value, _is_positive(value), "must be a finite number above 0")
@@ -137,7 +148,7 @@ class DrafterConfig:
     def to_published(self) -> dict[str, Any]:
         """The ``config.json`` of a drafter folder (``block_size`` at both places servers read)."""
         scaling = _published_scaling(self)
-        return {
+        published = {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
             "block_size": self.draft_block_size,
@@ -178,6 +189,7 @@ class DrafterConfig:
             "tie_word_embeddings": False,
             "dtype": "bfloat16",
         }
+        return published | (_published_heads(self) if self.markov_rank else {})
 
     @classmethod
     def from_published(cls, published: Mapping[str, Any]) -> Self:
@@ -189,6 +201,24 @@ class DrafterConfig:
             ConfigError: A value breaks its rule.
         """
         return cls(**network_settings(published))
+
+
+def _published_heads(config: DrafterConfig) -> dict[str, Any]:
+    """DSpark's keys, at each place where a server looks for them."""
+    heads = {
+        "markov_rank": config.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": config.confidence_head,
+        "confidence_head_with_markov": config.confidence_head,
+    }
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.target_layer_ids),
+        **heads,
+        "sample_from_anchor": False,
+        "dspark_config": heads,
+    }
 
 
 def _published_scaling(config: DrafterConfig) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from torch.nn.functional import silu
 
 from runtime.dflash.config import DrafterConfig as DrafterConfig
 from runtime.dflash.config import rope_frequencies
+from runtime.dflash.markov import HEADS, ConfidenceHead, MarkovHead
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``attention(q [B,nh,Q,hd], k [B,nkv,S+Q,hd], v [B,nkv,S+Q,hd]) -> [B,nh,Q,hd]``; scale hd**-0.5,
@@ -125,6 +126,8 @@ class Drafter(nn.Module):
             self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
             self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
             self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            # Last, so that the draws of a random start are those of a drafter without them.
+            self.markov_head, self.confidence_head = _heads(config)
         self._frequencies, self._rope_factor = rope_frequencies(config)
         inv_freq = torch.tensor(self._frequencies, dtype=torch.float32, device=device)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
@@ -262,6 +265,12 @@ class Drafter(nn.Module):
         return cast("list[DraftLayer]", self.layers)
 
 
+def _heads(config: DrafterConfig) -> tuple[MarkovHead | None, ConfidenceHead | None]:
+    rank = config.markov_rank
+    markov = MarkovHead(config.vocab_size, rank) if rank else None
+    return markov, ConfidenceHead(config.hidden_size, rank) if config.confidence_head else None
+
+
 def fold_feature_scale(fc_weight: Tensor, feature_scale: Tensor) -> Tensor:
     """The ``fc`` weight that takes raw features where ``fc_weight`` took scaled ones.
 
@@ -275,8 +284,13 @@ def fold_feature_scale(fc_weight: Tensor, feature_scale: Tensor) -> Tensor:
 
 
 def backward_stages(drafter: Drafter) -> list[list[str]]:
-    """Parameter names as the backward pass finishes them: last layer first, the fusion last."""
+    """Parameter names as the backward pass finishes them: heads, last layer first, the fusion."""
     layers = range(len(drafter.layers) - 1, -1, -1)
-    prefixes = [("norm.",), *((f"layers.{index}.",) for index in layers), ("fc.", "hidden_norm.")]
+    prefixes = [
+        *([HEADS] if drafter.markov_head else []),
+        ("norm.",),
+        *((f"layers.{index}.",) for index in layers),
+        ("fc.", "hidden_norm."),
+    ]
     names = [name for name, _ in drafter.named_parameters()]
     return [[name for name in names if name.startswith(prefix)] for prefix in prefixes]

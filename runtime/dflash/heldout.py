@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from maskgen.buckets import BucketPlan
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import CHUNK_ROWS, block_targets
+from runtime.dflash.markov import tokens_before
 from runtime.dflash.objective import DraftBucket, accepted_tokens, draft_rows
 from runtime.dflash.samples import bucket_masks, fill_sample
 from runtime.errors import NoSamplesError
@@ -128,13 +129,26 @@ class DraftScorer(DraftBucket):
             anchors,
             self.masks.attention(),
         )
+        # The true tokens before, where decoding takes its own drafts: up to the first wrong draft
+        # these are the same, and what comes after it does not count.
+        before = tokens_before(inputs["input_ids"].gather(1, anchors.long()), targets.labels)
         # In chunks, as the loss has them: the logits of all rows would be the largest tensor.
         chosen = torch.cat(
             [
-                (chunk @ self.target.head_weight.T).argmax(dim=-1)
-                for chunk in torch.split(rows, CHUNK_ROWS)
+                self._logits(*chunk).argmax(dim=-1)
+                for chunk in zip(
+                    torch.split(rows, CHUNK_ROWS),
+                    torch.split(before.flatten(), CHUNK_ROWS),
+                    strict=True,
+                )
             ]
         )
         correct = (chosen.view_as(targets.labels) == targets.labels).float()
         whole, accepted = accepted_tokens(correct, targets.weights)
         return torch.stack((accepted.sum(dim=1), whole.sum(dim=1)), dim=1)
+
+    def _logits(self, rows: Tensor, before: Tensor) -> Tensor:
+        """``[R, V]`` of ``rows [R, H]`` and the tokens before them, ``[R]``."""
+        logits = rows @ self.target.head_weight.T
+        head = self.drafter.markov_head
+        return logits if head is None else logits.float() + head.logits(head.rows(before))

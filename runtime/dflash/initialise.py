@@ -17,6 +17,7 @@ from runtime.dflash.config import ROPE_KEYS
 from runtime.dflash.drafter import Drafter, DrafterConfig
 from runtime.dflash.embedding import fed_scale
 from runtime.dflash.likeness import COPIED, HEAD_NORMS, rope_of, unlike
+from runtime.dflash.markov import HEADS, start_heads
 from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 from runtime.target.model import Target
@@ -141,7 +142,7 @@ def calibration_tokens(train: Dataset) -> Tensor:
 def random_start(
     config: DrafterConfig, generator: torch.Generator, *, device: torch.device | str = "cpu"
 ) -> Drafter:
-    """Matrices from N(0, 0.02), norms 1.
+    """Matrices from N(0, 0.02), norms 1, DSpark's heads as ``start_heads`` says.
 
     Args:
         config: The network.
@@ -151,11 +152,14 @@ def random_start(
     drafter = Drafter(config, device="meta")
     drafter.to_empty(device="cpu")
     with torch.no_grad():
-        for parameter in drafter.parameters():
+        for name, parameter in drafter.named_parameters():
+            if name.startswith(HEADS):
+                continue
             if parameter.dim() == 1:
                 parameter.fill_(1.0)
             else:
                 parameter.normal_(0.0, RANDOM_STD, generator=generator)
+    start_heads(drafter, generator)
     return drafter.to(device)
 
 

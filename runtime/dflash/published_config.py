@@ -3,10 +3,23 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from runtime.dflash.published_keys import EQUAL, FIXED, IGNORED, INNER, READ, SIZES, WAY
+from runtime.dflash.published_keys import (
+    DSPARKS,
+    EQUAL,
+    FIXED,
+    FIXED_OF_DSPARK,
+    IGNORED,
+    INNER,
+    INNER_OF_DSPARK,
+    READ,
+    READ_OF_DSPARK,
+    SIZES,
+    SLOT,
+    WAY,
+)
 from runtime.errors import CheckpointError
 
 ELSEWHERE = "serve that drafter with a program that builds its network"
@@ -21,9 +34,14 @@ def network_settings(published: Mapping[str, Any]) -> dict[str, Any]:
         CheckpointError: A key is missing, unknown or of a wrong type, is there twice with two
             values, or says what the network here does not do.
     """
-    flat, places = _flatten(published)
+    is_dspark = published.get("architectures") in [[name] for name in DSPARKS]
+    flat, places = _flatten(published, (INNER, INNER_OF_DSPARK) if is_dspark else (INNER,))
+    read = READ | READ_OF_DSPARK if is_dspark else READ
+    fixed = {key: allowed for key, allowed in FIXED.items() if key not in read}
+    if is_dspark:
+        fixed |= FIXED_OF_DSPARK
     for key, value in flat.items():
-        _check_known(key, value, places[key])
+        _check_known(key, value, places[key], fixed, read)
     ints = {name: _take(flat, name, _is_int, "an integer") for name in SIZES}
     _check_equal(flat, ints, places)
     layers = _layers(flat, ints["num_hidden_layers"], places)
@@ -46,37 +64,69 @@ def network_settings(published: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": theta,
         "rope_scaling": scaling,
         **layers,
+        **(_heads(published, flat) if is_dspark else {}),
     }
 
 
-def _flatten(published: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _heads(published: Mapping[str, Any], flat: Mapping[str, Any]) -> dict[str, Any]:
+    """What a DSpark config says about its heads."""
+    # Servers look for this key at the top level alone, and take a missing one for true.
+    if published.get("sample_from_anchor") is not False:
+        raise CheckpointError(
+            f"sample_from_anchor = {_shown(published.get('sample_from_anchor'))}: must be false at "
+            f"the top level, since here {SLOT}, and DSpark's predicts anchor+k+1 where it is true "
+            f"or missing; {ELSEWHERE}"
+        )
+    rank = _take(flat, "markov_rank", _is_int, "an integer")
+    if rank < 1:
+        raise CheckpointError(f"markov_rank = {rank}: must be at least 1, as this is DSpark's")
+    confident = _take(flat, "enable_confidence_head", _is_bool, "true or false", False)
+    if confident and flat.get("confidence_head_with_markov") is not True:
+        raise CheckpointError(
+            f"confidence_head_with_markov = {_shown(flat.get('confidence_head_with_markov'))}: "
+            f"must be true, since here the confidence head reads the token before; {ELSEWHERE}"
+        )
+    return {"markov_rank": rank, "confidence_head": confident}
+
+
+def _flatten(
+    published: Mapping[str, Any], groups: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """All keys at one level, and where each stood."""
-    flat = dict(published)
-    inner = flat.pop(INNER, None)
-    if inner is not None and not isinstance(inner, Mapping):
-        raise _wrong_type(INNER, inner, "an object")
+    flat = {key: value for key, value in published.items() if key not in groups}
     places = {key: key for key in flat}
-    for key, value in (inner or {}).items():
-        # Null is the same as missing.
-        if flat.get(key) is not None and value is not None and not _same(flat[key], value):
-            raise CheckpointError(
-                f"{key} = {_shown(flat[key])} and {INNER}.{key} = {_shown(value)} must be equal"
-            )
-        if flat.get(key) is None:
-            flat[key], places[key] = value, f"{INNER}.{key}"
+    for group in groups:
+        inner = published.get(group)
+        if inner is not None and not isinstance(inner, Mapping):
+            raise _wrong_type(group, inner, "an object")
+        for key, value in (inner or {}).items():
+            # Null is the same as missing.
+            if flat.get(key) is not None and value is not None and not _same(flat[key], value):
+                raise CheckpointError(
+                    f"{places[key]} = {_shown(flat[key])} and {group}.{key} = {_shown(value)} "
+                    "must be equal"
+                )
+            if flat.get(key) is None:
+                flat[key], places[key] = value, f"{group}.{key}"
     return flat, places
 
 
-def _check_known(key: str, value: Any, place: str) -> None:
-    if key in FIXED:
-        allowed, meaning = FIXED[key]
+def _check_known(
+    key: str,
+    value: Any,
+    place: str,
+    fixed: Mapping[str, tuple[tuple[Any, ...], str]] = FIXED,
+    read: Collection[str] = READ,
+) -> None:
+    if key in fixed:
+        allowed, meaning = fixed[key]
         if value is None or any(_same(value, other) for other in allowed):
             return
         may = " or ".join([*map(_shown, allowed), "missing"])
         raise CheckpointError(
             f"{place} = {_shown(value)}: must be {may}, since here {meaning}; {ELSEWHERE}"
         )
-    if key not in READ | IGNORED | EQUAL.keys():
+    if key not in {*read, *IGNORED, *EQUAL}:
         raise CheckpointError(
             f"{place} = {_shown(value)}: is no key that is known here, and may stand for another "
             f"network; remove it if it does not, else {ELSEWHERE}"
@@ -219,6 +269,10 @@ def _missing(name: str) -> CheckpointError:
 
 def _wrong_type(name: str, value: Any, kind: str) -> CheckpointError:
     return CheckpointError(f"{name} = {_shown(value)}: must be {kind}")
+
+
+def _is_bool(value: Any) -> bool:
+    return type(value) is bool
 
 
 def _is_int(value: Any) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 
 INNER = "dflash_config"
 """Its keys may as well stand at the top level."""
+INNER_OF_DSPARK = "dspark_config"
+"""The same, of DSpark alone."""
 SIZES: Mapping[str, int] = {
     "hidden_size": 2**20,
     "intermediate_size": 2**22,
@@ -101,6 +103,17 @@ FIXED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "transformer_layer_config": ((), CONVERTED),
 }
 """Key -> the values that it may have beside null, and what they stand for."""
+DSPARKS = ("Qwen3DSparkModel", "DSparkDraftModel")
+"""Names of the architecture with DSpark's heads: of such a config what follows holds as well."""
+READ_OF_DSPARK = {
+    *("markov_rank", "enable_confidence_head", "confidence_head_with_markov"),
+    "sample_from_anchor",
+}
+FIXED_OF_DSPARK: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "architectures": (tuple([name] for name in DSPARKS), "the network is DSpark's"),
+    "markov_head_type": (("vanilla",), "the Markov head is vanilla, not gated and no rnn"),
+    "projector_type": (("dspark", "dflash"), DOMINO),
+}
 EQUAL: Mapping[str, str] = {
     "rope_dim": "head_dim",
     "target_hidden_size": "hidden_size",

@@ -5,6 +5,10 @@ target call over the block verifies it: drafts are kept up to the first that dif
 target's own choice, which then is the next anchor (the bonus token). The same call yields the
 features of the kept tokens, the next context.
 
+A drafter with a Markov head runs once over the block, too, and then chooses slot by slot, as each
+choice adds to the logits of the next slot. With a confidence head the block may be cut before the
+first draft that is unlikely to be kept, which saves the target its rows.
+
 Both decoders run one sequence and make the same kind of call, so that their speeds compare.
 """
 
@@ -14,13 +18,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache
 
-from runtime.dflash.drafter import Attention, Drafter, KeyValue
-from runtime.dflash.sliding import sliding_cells
+from runtime.dflash.block import DraftedBlock, draft_block
+from runtime.dflash.drafter import Drafter, KeyValue
 from runtime.errors import CheckpointError, ConfigError
-from runtime.static.attention import dense_attention
 from runtime.target.model import Target
 
 
@@ -90,16 +92,21 @@ class DraftSession:
     Args:
         target: The target.
         drafter: Takes raw features (``export.servable``), on the target's device.
+        confidence: In [0, 1]: a block is cut before the first draft whose confidence is below it;
+            0 never cuts.
 
     Raises:
         CheckpointError: The drafter was made for a target of other sizes.
+        ConfigError: ``confidence`` is no such number, or the drafter has no confidence head.
     """
 
-    def __init__(self, target: Target, drafter: Drafter) -> None:
+    def __init__(self, target: Target, drafter: Drafter, *, confidence: float = 0.0) -> None:
         _check_fits(target, drafter)
+        _check_confidence(drafter, confidence)
         self._target = target
         self._drafter = drafter
         self._block = drafter.config.draft_block_size
+        self._confidence = confidence
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> Decoded:
         """Answer a prompt; see ``stream``."""
@@ -130,7 +137,7 @@ class DraftSession:
             chosen, features = target.extend(block)
             accepted = int((drafts == chosen[:-1]).cumprod(dim=0).sum())
             chosen = chosen[: accepted + 1]
-            target.rewind(self._block - 1 - accepted)
+            target.rewind(len(drafts) - accepted)
             context = self._extend(context, features, position, accepted + 1)
             new = _until_end(chosen.tolist(), ends)[:room]
             anchor = new[-1]
@@ -142,11 +149,12 @@ class DraftSession:
         """Logits of the first draft block after a prompt: those of a server must be the same.
 
         Returns:
-            ``[draft_block_size - 1, V]``, slot 1 first.
+            ``[draft_block_size - 1, V]``, slot 1 first; with a Markov head those along the drafts,
+            each the largest logit of its slot. Nothing is cut.
         """
         _check_room(self._target, prompt_ids, 1, self._block)
         target, chosen, context = self._prefill(prompt_ids)
-        return self._draft(chosen, target.length, context)
+        return self._block_at(chosen, target.length, context).logits
 
     def _prefill(self, prompt_ids: Sequence[int]) -> tuple[_Sequence, Tensor, list[KeyValue]]:
         """The target's cache of a prompt, its first token, int64 ``[1]``, and the context."""
@@ -156,21 +164,24 @@ class DraftSession:
         return target, chosen, self._extend(None, features, 0)
 
     def _draft(self, anchor: Tensor, position: int, context: list[KeyValue]) -> Tensor:
-        """Logits at ``position + 1`` and after, ``[draft_block_size - 1, V]``."""
-        x = self._drafter.block_inputs(anchor[None], self._target.embed_weight)
-        positions = torch.arange(position, position + self._block, device=x.device)
-        head = self._target.head_weight
-        sliding = self._sliding(position)
-        with torch.autocast(x.device.type, enabled=False):
-            hidden = self._drafter.draft(x, context, positions, _see_all, sliding)
-            return hidden[0, 1:].to(head.dtype) @ head.T
+        """Logits at ``position + 1`` and after, ``[n, V]``, up to the first draft in doubt."""
+        block = self._block_at(anchor, position, context)
+        if not self._confidence:
+            return block.logits
+        assert block.confidence is not None, "the drafter has a confidence head, checked above"
+        sure = block.confidence >= self._confidence
+        return block.logits[: int(sure.cumprod(dim=0).sum())]
 
-    def _sliding(self, position: int) -> Attention | None:
-        """Attention of the sliding layers over the whole cache, of which the rest is masked."""
-        window = self._drafter.config.sliding_window
-        if window is None:
-            return None
-        return dense_attention(sliding_cells(position, self._block, window, self._target.device))
+    def _block_at(self, anchor: Tensor, position: int, context: list[KeyValue]) -> DraftedBlock:
+        target = self._target
+        return draft_block(
+            self._drafter,
+            anchor,
+            position,
+            context,
+            embed_weight=target.embed_weight,
+            head_weight=target.head_weight,
+        )
 
     def _extend(
         self,
@@ -229,12 +240,6 @@ def choice_gap(target: Target, prompt_ids: Sequence[int], answer: Sequence[int])
     return float((rows.max(dim=-1).values - picked).max())
 
 
-def _see_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """One block sees its whole context and itself, both ways."""
-    grouped = query.shape[1] != key.shape[1]
-    return scaled_dot_product_attention(query, key, value, enable_gqa=grouped)
-
-
 def _collect(stream: Iterator[list[int]]) -> Decoded:
     tokens = list(next(stream))
     kept = []
@@ -266,6 +271,17 @@ def _check_room(
             max_new_tokens,
             f"must leave prompt ({len(prompt_ids)} tokens), answer and a draft block "
             f"({draft_block_size}) within the target's {limit} positions",
+        )
+
+
+def _check_confidence(drafter: Drafter, confidence: float) -> None:
+    if not 0 <= confidence <= 1:
+        raise ConfigError("confidence", confidence, "must be in [0, 1]")
+    if confidence and drafter.confidence_head is None:
+        raise ConfigError(
+            "confidence",
+            confidence,
+            "must be 0 for a drafter without a confidence head, which drafter.confidence trains",
         )
 
 

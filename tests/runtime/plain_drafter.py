@@ -1,7 +1,8 @@
-"""A DFlash drafter in plain torch, from what z-lab, vLLM and SGLang read: not from the product.
+"""A DFlash or DSpark drafter in plain torch, from what z-lab, vLLM and SGLang read.
 
-It reads the two files of a drafter folder, takes ``hidden_states[id + 1]`` of a transformers model,
-and drafts the first block after a prompt. ``wrong`` does one thing otherwise.
+It shares no code with the product: it reads the two files of a drafter folder, takes
+``hidden_states[id + 1]`` of a transformers model, and drafts the first block after a prompt.
+``wrong`` does one thing otherwise.
 """
 
 import json
@@ -20,6 +21,11 @@ WRONG = (
     *("groups", "attention scale", "block in context"),
     *WRONG_WINDOW,
 )
+WRONG_HEADS = (
+    *("no bias", "bias of the token before", "bias of the mask", "bias without a chain"),
+    *("heads swapped", "bias twice", "confidence order", "confidence without bias"),
+)
+"""Of DSpark."""
 
 
 def norm(x, weight, eps):
@@ -61,9 +67,46 @@ def rotate(x, positions, table, wrong):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-@torch.no_grad()
 def first_block(folder, model, prompt, wrong="", feature_scale=None):
     """fp32 logits of slots 1 and after, ``[block_size - 1, V]``."""
+    return drafted(folder, model, prompt, wrong, feature_scale)[0]
+
+
+def in_turn(config, w, hidden, logits, before, wrong):
+    """DSpark's: each draft adds to the logits of the next slot; and how sure each of them is.
+
+    Slots 1 and after, as the servers take them where ``sample_from_anchor`` is false.
+    """
+    assert config["sample_from_anchor"] is False
+    w1, w2 = w["markov_head.markov_w1.weight"], w["markov_head.markov_w2.weight"]
+    assert w1.shape == w2.shape == (config["vocab_size"], config["markov_rank"])
+    if wrong == "heads swapped":
+        w1, w2 = w2, w1
+    assert config["enable_confidence_head"] == ("confidence_head.proj.weight" in w)
+    found, sure = [], []
+    for k, slot in enumerate(logits):
+        token = before[-1]
+        if wrong == "bias of the token before":
+            token = before[-2]
+        if wrong == "bias of the mask":
+            token = config["mask_token_id"]
+        e = w1[token]
+        bias = e @ w2.T * {"no bias": 0, "bias twice": 2}.get(wrong, 1)
+        found.append(slot + bias)
+        chosen = slot if wrong == "bias without a chain" else found[-1]
+        before = [*before, int(chosen.argmax())]
+        if config["enable_confidence_head"]:
+            assert config["confidence_head_with_markov"]
+            parts = (e, hidden[k]) if wrong == "confidence order" else (hidden[k], e)
+            proj, bias = w["confidence_head.proj.weight"][0], w["confidence_head.proj.bias"][0]
+            bias = 0 if wrong == "confidence without bias" else bias
+            sure.append((torch.cat(parts) @ proj + bias).sigmoid())
+    return torch.stack(found), torch.stack(sure) if sure else None
+
+
+@torch.no_grad()
+def drafted(folder, model, prompt, wrong="", feature_scale=None):
+    """Those logits, and the confidence of each slot where there is a head for it, else None."""
     config = json.loads((folder / "config.json").read_text())
     w = {k: v.float() for k, v in load_file(folder / "model.safetensors").items()}
     flash, eps, hd = config["dflash_config"], config["rms_norm_eps"], config["head_dim"]
@@ -130,4 +173,11 @@ def first_block(folder, model, prompt, wrong="", feature_scale=None):
         x = x + (gate * gate.sigmoid() * up) @ w[p + "mlp.down_proj.weight"].T
     x = norm(x, w["norm.weight"], eps)
     x = x[:-1] if wrong == "slot" else x[1:]
-    return x @ model.get_output_embeddings().weight.float().T
+    logits = x @ model.get_output_embeddings().weight.float().T
+    if config["architectures"] != ["Qwen3DSparkModel"]:
+        return logits, None
+    # Both servers look for these at the top level, SGLang for the heads in a group as well.
+    for key in ("block_size", "mask_token_id", "target_layer_ids"):
+        assert config[key] == flash[key], key
+    assert all(config[key] == value for key, value in config["dspark_config"].items())
+    return in_turn(config, w, x, logits, [*prompt, anchor], wrong)

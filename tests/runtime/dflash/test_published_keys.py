@@ -1,6 +1,7 @@
 import contextlib
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -133,7 +134,7 @@ def test_keys_that_change_nothing_are_accepted(harmless):
         ({"target_hidden_size": 5120}, "target_hidden_size = 5120"),
         ({"eagle_aux_hidden_state_layer_ids": IDS}, "eagle_aux_hidden_state_layer_ids = "),
         ({"architectures": ["DFlash2DraftModel"]}, "architectures = "),
-        ({"architectures": ["Qwen3DSparkModel"]}, "architectures = "),
+        ({"architectures": ["Qwen3DSparkModel", "DFlashDraftModel"]}, "architectures = "),
         ({"model_type": "llama"}, 'model_type = "llama"'),
         (inner(conv_kernel_size=2), "DFlash 2"),
         (inner(selector_rank=256), "DFlash 2"),
@@ -282,3 +283,115 @@ def test_the_embedding_scale_is_written_and_read():
     assert config.embedding_scale == 33.94
     assert config.to_published()["dflash_config"]["input_embedding_scale"] == 33.94
     assert read(input_embedding_scale=33.94) == config
+
+
+HEADS = {
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+DSPARK = {
+    "architectures": ["Qwen3DSparkModel"],
+    "mask_token_id": 151669,
+    "target_layer_ids": IDS,
+    "sample_from_anchor": False,
+    **HEADS,
+}
+
+
+def test_a_dspark_drafter_is_read():
+    config = read(**DSPARK)
+    assert (config.markov_rank, config.confidence_head) == (256, True)
+    assert replace(config, markov_rank=0, confidence_head=False) == read()
+    without = read(**{**DSPARK, "enable_confidence_head": False})
+    assert (without.markov_rank, without.confidence_head) == (256, False)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"architectures": ["DSparkDraftModel"]},
+        {"dspark_config": HEADS},
+        dict.fromkeys(HEADS, "missing") | {"dspark_config": HEADS},
+        dict.fromkeys(HEADS, "missing") | inner(**HEADS, projector_type="dspark"),
+        {"dflash_config": "missing"},
+        {"markov_head_type": "missing"},
+        {"markov_head_type": None},
+        inner(sample_from_anchor=False),
+    ],
+)
+def test_dspark_keys_may_stand_where_servers_look_for_them(same):
+    assert read(**{**DSPARK, **same}) == read(**DSPARK)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"sample_from_anchor": True}, "sample_from_anchor = true: must be false.*anchor.k.1"),
+        ({"sample_from_anchor": "missing"}, "sample_from_anchor = null: must be false"),
+        # Where no server looks, it says nothing.
+        (
+            {"sample_from_anchor": "missing", **inner(sample_from_anchor=False)},
+            "sample_from_anchor = null",
+        ),
+        (inner(sample_from_anchor=True), "sample_from_anchor = false and dflash_config.* = true"),
+        ({"sample_from_anchor": 0}, "sample_from_anchor = 0"),
+        ({"markov_head_type": "gated"}, 'markov_head_type = "gated": must be "vanilla"'),
+        ({"markov_head_type": "rnn"}, 'markov_head_type = "rnn": must be "vanilla"'),
+        ({"markov_rank": 0}, "markov_rank = 0: must be at least 1"),
+        ({"markov_rank": -1}, "markov_rank = -1"),
+        ({"markov_rank": 10**9}, "markov_rank = 1000000000: must be .* at most"),
+        ({"markov_rank": "256"}, 'markov_rank = "256": must be an integer'),
+        ({"markov_rank": "missing"}, "must hold 'markov_rank'"),
+        ({"dspark_config": {"markov_rank": 128}}, "markov_rank = 256 and dspark_config.* = 128"),
+        ({"dspark_config": [1]}, "dspark_config = .1.: must be an object"),
+        ({"enable_confidence_head": 1}, "enable_confidence_head = 1: must be true or false"),
+        ({"confidence_head_with_markov": False}, "confidence_head_with_markov = false: must be"),
+        ({"confidence_head_with_markov": "missing"}, "confidence_head_with_markov = null"),
+        ({"markov_draft_topk": 8}, "markov_draft_topk = 8"),
+        ({"architectures": ["Qwen3DSparkModel", "x"]}, "architectures = "),
+        ({"is_causal": True}, "is_causal = true"),
+        ({"conv_kernel_size": 2}, "DFlash 2"),
+        (inner(projector_type="domino"), "Domino"),
+        ({"draft_vocab_size": 32000}, "draft_vocab_size = 32000"),
+    ],
+)
+def test_another_dspark_is_refused_by_name(change, named):
+    with pytest.raises((CheckpointError, ConfigError), match=named) as caught:
+        read(**{**DSPARK, **change})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [key for key in DSPARK if key != "architectures"])
+def test_a_dflash_config_may_not_say_what_is_dsparks(key):
+    """But for what it says of itself with these keys, too."""
+    change = {key: DSPARK[key]}
+    if key in ("mask_token_id", "target_layer_ids", "sample_from_anchor"):
+        assert read(**change) == read()
+        return
+    with pytest.raises(CheckpointError, match=f"{key} = .*DSpark's"):
+        read(**change)
+    with pytest.raises(CheckpointError, match=r"dspark_config = .*DSpark's"):
+        read(dspark_config=change)
+
+
+@pytest.mark.parametrize("confident", [True, False])
+def test_a_dspark_config_is_written_as_it_is_read(confident):
+    config = read(**{**DSPARK, "enable_confidence_head": confident})
+    published = config.to_published()
+    assert DrafterConfig.from_published(json.loads(json.dumps(published))) == config
+    told = {**DSPARK, "enable_confidence_head": confident, "confidence_head_with_markov": confident}
+    assert told.items() <= published.items()
+    assert published["dspark_config"] == {key: told[key] for key in HEADS}
+    plain = read().to_published()
+    assert {key: value for key, value in published.items() if key not in told} == {
+        **{key: value for key, value in plain.items() if key not in told},
+        "dspark_config": published["dspark_config"],
+    }
+
+
+def test_a_drafter_without_heads_is_published_as_ever():
+    """Byte for byte: what is served may be compared by its digest."""
+    assert set(read().to_published()) & ({*DSPARK, "dspark_config"} - {"architectures"}) == set()
+    assert read().to_published()["architectures"] == ["DFlashDraftModel"]
