@@ -5,8 +5,8 @@
 where ``runtime.prepare`` wrote it, what another split is made from: ``identities`` uint8
 ``[n, 32]``, ``files`` int32 ``[n]`` and ``indices`` int64 ``[n]``.
 ``{split}.features.safetensors`` holds the target's hidden states beside them, ``features`` bfloat16
-``[T, K * H]``, where they are stored. ``runtime.data.folder`` says how the files are named and
-replaced.
+``[T, K * H]``, where they are stored; with the last hidden state ``[T, (K + 1) * H]``.
+``runtime.data.folder`` says how the files are named and replaced.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,8 @@ class Sample:
     prompt_len: int
     """Leading tokens that an evaluation which writes on starts from."""
     features: Tensor | None = None
-    """Target hidden states bfloat16 ``[S, K * H]``, None where they are not stored."""
+    """Target hidden states bfloat16 ``[S, K * H]``, and H columns more with its last hidden state;
+    None where they are not stored."""
     identity: str = ""
     """SHA-256 of its prompt in hex, which decides the split; empty where it is not known."""
     file: int = 0
@@ -120,6 +121,12 @@ class Dataset:
     def has_features(self) -> bool:
         """Whether ``sample`` returns features."""
         return self._features is not None
+
+    @property
+    def has_last_hidden(self) -> bool:
+        """Whether these end with the target's last hidden state, after its final norm."""
+        stored = self.meta.get("stored_layer_ids", self.layer_ids)
+        return self.has_features and len(stored) > len(self.layer_ids)
 
     def sample(self, i: int) -> Sample:
         """The i-th sample.

@@ -22,7 +22,7 @@ def features_of(
 
     Args:
         target: The model.
-        layer_ids: K layers whose outputs are taken.
+        layer_ids: K layers whose outputs are taken, as ``Target.features`` takes them.
         samples: Token ids of each, S of them.
 
     Returns:

@@ -38,6 +38,7 @@ LIKE: Mapping[str, Any] = {
     "features": "online",
     "context": 64,
     "layer_ids": [1],
+    "stored_layer_ids": [1],
     "feature_scale": [1.0],
     "target": {"name": "a", "digest": "0"},
     "template": {"chat_template": "target", "keywords": {}},
@@ -49,8 +50,12 @@ LIKE: Mapping[str, Any] = {
     "settings": {},
 }
 """Of which kinds the values of ``meta.json`` are that are read again."""
-MAY_LACK = {"template", "counts", "dropped", "noted", "places", "split", "settings"}
-"""What ``runtime.prepare`` writes and no run needs."""
+MAY_LACK = {
+    *("template", "counts", "dropped", "noted", "places", "split", "settings"),
+    "stored_layer_ids",
+}
+"""What ``runtime.prepare`` writes and no run needs; ``stored_layer_ids`` where the features have
+more columns than those of ``layer_ids``."""
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
@@ -72,6 +77,10 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
     wrong = _unlike(meta, LIKE, "")
     if wrong is None and len(meta["feature_scale"]) != len(meta["layer_ids"]):
         wrong = "feature_scale has not a number for each of layer_ids"
+    if wrong is None and "stored_layer_ids" in meta:
+        ids = meta["layer_ids"]
+        if meta["stored_layer_ids"][: len(ids)] != ids:
+            wrong = "stored_layer_ids do not begin with layer_ids"
     if wrong is not None:
         raise DatasetError(f"{path} must be as it was written: {wrong}; {PREPARE}")
     return {"format": UNSEALED, **meta}

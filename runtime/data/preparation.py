@@ -7,7 +7,7 @@ is; one that only divides its samples otherwise is divided anew.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ class Preparation:
     """Refuses a target by its outline, before a prompt is answered."""
     check: Callable[[Target], object]
     """Refuses a target once it is loaded."""
+    last_hidden: bool = False
+    """Whether the target's last hidden state is to lie beside stored features."""
 
     def run(self) -> dict[str, Any]:
         """Write the folder, or leave it as it is.
@@ -74,9 +76,11 @@ class Preparation:
         split = self._split_settings()
         files = open_prompts(self.config.data.prompts)
         prompts = [file.sha256 for file in files]
-        key = self._key(prompts, find_target(self.config.target.model).digest)
+        digest = find_target(self.config.target.model).digest
+        # Data with the last hidden state serve a run that reads none just as well.
+        keys = {self._key(prompts, digest, last) for last in (self.last_hidden, True)}
         seen = state_of(folder)
-        found = _kept(folder, key)
+        found = _kept(folder, keys)
         if found is not None and found["split"] == split:
             return _table(found, f"{folder} (up to date)")
         # Loading and answering take long: what would be refused at the end is refused now.
@@ -118,7 +122,7 @@ class Preparation:
         data = self.config.data
         return TemplateChoice.read(data.chat_template, data.template).as_dict()
 
-    def _key(self, prompts: Sequence[str], target_digest: str) -> str:
+    def _key(self, prompts: Sequence[str], target_digest: str, last_hidden: bool) -> str:
         """SHA-256 of everything that the folder's samples depend on; the split is apart.
 
         ``prompts`` are the digests of the files as they were read.
@@ -134,6 +138,8 @@ class Preparation:
             "data": sample_settings(self.config.data),
             "template": self._template(),
         }
+        if self.stores and last_hidden:
+            document["last_hidden"] = True
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     def _make(
@@ -162,6 +168,7 @@ class Preparation:
             store=self.stores,
             answers=AnswerStore(config.data.answers, target.digest, dtype),
             counts=counts,
+            last_hidden=self.stores and self.last_hidden,
         )
         candidates = maker.make(records)
         if not candidates:
@@ -170,7 +177,7 @@ class Preparation:
             )
         return to_samples(candidates), {
             # Of a model of the hub more files may be there now than before it was loaded.
-            "key": self._key(prompts, target.digest),
+            "key": self._key(prompts, target.digest, self.last_hidden),
             "target": {"name": target.name, "digest": target.digest},
             "settings": sample_settings(config.data),
             "template": self._template(),
@@ -185,6 +192,7 @@ class Preparation:
             "dropped": ordered(counts.dropped),
             "places": dict(sorted(counts.places.items())),
             "noted": ordered(counts.noted),
+            **({"stored_layer_ids": list(maker.stored_layer_ids)} if maker.last_hidden else {}),
         }
 
 
@@ -211,8 +219,8 @@ def tokens_only(config: Config, context: int) -> Preparation:
     )
 
 
-def _kept(folder: Path, key: str) -> dict[str, Any] | None:
-    """The ``meta.json`` of a folder that is of this key and whole; None otherwise.
+def _kept(folder: Path, keys: Collection[str]) -> dict[str, Any] | None:
+    """The ``meta.json`` of a folder that is of one of these keys and whole; None otherwise.
 
     Raises:
         DatasetError: The folder cannot be read, and holds something else than prepared data.
@@ -220,7 +228,7 @@ def _kept(folder: Path, key: str) -> dict[str, Any] | None:
     """
     try:
         found = read_meta(folder)
-        if found is None or found.get("key") != key or not found.keys() >= WRITTEN:
+        if found is None or found.get("key") not in keys or not found.keys() >= WRITTEN:
             return None
         # Another process may replace the data between two looks.
         found = dict(open_splits(folder)[0].meta)
@@ -228,7 +236,7 @@ def _kept(folder: Path, key: str) -> dict[str, Any] | None:
         check_replaceable(folder)
         say(f"preparing again: {str(error).removesuffix(f'; {PREPARE}')}")
         return None
-    return found if found.get("key") == key and found.keys() >= WRITTEN else None
+    return found if found.get("key") in keys and found.keys() >= WRITTEN else None
 
 
 def _write(

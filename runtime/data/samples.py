@@ -53,6 +53,8 @@ class SampleMaker:
     """Whether samples keep their features."""
     answers: AnswerStore
     counts: Counts
+    last_hidden: bool = False
+    """Whether the target's last hidden state is kept behind the features of ``layer_ids``."""
 
     def make(self, records: Sequence[Record]) -> list[Candidate]:
         """All samples of the records, in their order.
@@ -87,14 +89,18 @@ class SampleMaker:
         """
         if not self.layer_ids:
             return []
-        if self.store:
-            found = [
-                candidate.features for candidate in candidates if candidate.features is not None
-            ]
-        else:
+        if not self.store:
             first = [candidate.input_ids for candidate in candidates[:SCALE_SAMPLES]]
             found = features_of(self.target, self.layer_ids, first)
-        return scale_of(found, len(self.layer_ids))
+            return scale_of(found, len(self.layer_ids))
+        stored = [candidate.features for candidate in candidates if candidate.features is not None]
+        return scale_of(stored, len(self.stored_layer_ids))[: len(self.layer_ids)]
+
+    @property
+    def stored_layer_ids(self) -> tuple[int, ...]:
+        """Layers whose outputs samples keep, in the order of the columns."""
+        last = (self.target.num_layers,) if self.last_hidden else ()
+        return self.layer_ids + last
 
     def _tokenise(self, record: Record, template: ChatTemplate | None) -> list[Candidate]:
         if record.text is not None:
@@ -238,7 +244,7 @@ class SampleMaker:
     def _with_features(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The candidates whose features are finite, with them."""
         found = features_of(
-            self.target, self.layer_ids, [candidate.input_ids for candidate in candidates]
+            self.target, self.stored_layer_ids, [candidate.input_ids for candidate in candidates]
         )
         kept = []
         for candidate, features in zip(candidates, found, strict=True):

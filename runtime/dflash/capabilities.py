@@ -17,6 +17,7 @@ EXPORT = "export"
 HAND_OVER = "handing features over"
 SCORING = "scoring held-out text with features of another device"
 HIDDEN_STATES = "reading hidden states"
+DISTILLING = "distilling from the target"
 STARTING = "starting from the target's layers"
 
 KIND_OF_ANCHORS = {"layouts": "layouts", "data": "parametric"}
@@ -95,6 +96,12 @@ def _scored_from_afar(request: Request) -> int | None:
     return (request.config.run.target_devices and request.config.evaluate.every) or None
 
 
+def _no_final_norm(request: Request) -> str | None:
+    distill, outline = request.config.train.distill, request.outline
+    lacks = outline is not None and outline.final_norm is None
+    return distill if lacks and request.config.train.has_teacher else None
+
+
 def _many_layers(request: Request) -> int | None:
     wanted, outline = request.config.drafter, request.outline
     too_many = outline is not None and wanted.num_layers > outline.num_layers
@@ -164,6 +171,12 @@ LIMITS: tuple[Limit, ...] = (
         parts=(HIDDEN_STATES,),
         found=beyond_positions,
         rule="set contexts that the target's positions reach",
+    ),
+    Limit(
+        field="train.distill",
+        parts=(DISTILLING,),
+        found=_no_final_norm,
+        rule="it must be 'none' for a target without a norm between its last layer and its head",
     ),
     Limit(
         field="drafter.num_layers",

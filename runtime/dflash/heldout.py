@@ -125,7 +125,7 @@ class DraftScorer(DraftBucket):
             self.drafter,
             self.target,
             inputs["input_ids"],
-            self.features(inputs),
+            self.hidden_states(inputs)[0],
             anchors,
             self.masks.attention(),
         )

@@ -14,11 +14,12 @@ from runtime.dflash.buckets import heldout_specs, run_specs
 from runtime.dflash.capabilities import EXPORT, Request, check_request
 from runtime.dflash.embedding import fed_scale, serving_note
 from runtime.dflash.folder import is_of
-from runtime.dflash.initialise import initial_drafter
+from runtime.dflash.initialise import calibration_tokens, initial_drafter
 from runtime.dflash.preparation import preparation
 from runtime.dflash.saved_drafter import export_checkpoint
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.targets import fit_drafter, frozen_targets, remote_targets
+from runtime.dflash.teacher import check_teacher
 from runtime.dflash.trainee import DrafterTrainee
 from runtime.errors import DatasetError
 from runtime.ranks.devices import Placement
@@ -41,6 +42,13 @@ class DFlash(Method[DFlashConfig]):
     config_type = DFlashConfig
     plots: Sequence[Plot] = (
         Plot(key="loss", axis="loss (weighted mean cross entropy)", short="loss"),
+        Plot(
+            key="overlap",
+            axis="overlap with the target's distributions",
+            short="overlap",
+            colour="tab:purple",
+            always=False,
+        ),
         Plot(
             key="tau_forced",
             axis=TAU,
@@ -97,6 +105,11 @@ class DFlash(Method[DFlashConfig]):
                 f"{dataset.folder} was prepared for {layers} feature layers, and "
                 f"target.num_features asks for {wanted}; {PREPARE}"
             )
+        if config.train.has_teacher and dataset.has_features and not dataset.has_last_hidden:
+            raise DatasetError(
+                f"{dataset.folder} was prepared without the target's last hidden state, and "
+                f"train.distill = {config.train.distill!r} needs it; {PREPARE}"
+            )
         check_request(replace(request, features=found))
 
     def preparation(self, config: DFlashConfig) -> Preparation:
@@ -146,6 +159,9 @@ class DFlash(Method[DFlashConfig]):
         note = serving_note(network, target)
         if note is not None:
             report(note)
+        teacher = config.train.has_teacher
+        if teacher:
+            check_teacher(target, calibration_tokens(dataset)[:1])
         weights = None
         if fresh:
             weights = initial_drafter(target, dataset, config, network).state_dict()
@@ -153,8 +169,10 @@ class DFlash(Method[DFlashConfig]):
             config=config,
             inputs=inputs,
             network=network,
-            targets=frozen_targets(target, placement, dataset, remote=apart is not None),
-            remote_targets=remote_targets(target, apart, dataset) if apart else (),
+            targets=frozen_targets(
+                target, placement, dataset, remote=apart is not None, teacher=teacher
+            ),
+            remote_targets=remote_targets(target, apart, dataset, teacher=teacher) if apart else (),
             weights=weights,
         )
 
@@ -162,14 +180,20 @@ class DFlash(Method[DFlashConfig]):
         """What a row says of drafting.
 
         ``loss`` (mean cross entropy of the supervised slots, in nats: weighted by the decay, or
-        with D-PACE all alike, as gamma = 0 does), ``tau_forced`` (mean tokens that a target call
-        would give if drafts were checked against the data: 1 plus the drafts right in a row),
-        ``accuracy`` by slot, ``anchors_kept`` (share of the anchors that carried weight),
-        ``anchors_per_step``.
+        with D-PACE all alike, as gamma = 0 does; with distillation, too), ``tau_forced`` (mean
+        tokens that a target call would give if drafts were checked against the data: 1 plus the
+        drafts right in a row), ``accuracy`` by slot, ``anchors_kept`` (share of the anchors that
+        carried weight), ``anchors_per_step``, and with distillation ``overlap`` (mean over the
+        supervised slots of the sum of min(p, q), the chance that speculative sampling accepts a
+        draft of the drafter's distribution q where the target's is p).
         """
+        taught = {}
+        if "overlap" in totals:
+            taught["overlap"] = ratio(totals["overlap"], totals["tokens"])
         slots = [name.removeprefix("count_") for name in totals if name.startswith("count_")]
         return {
             "loss": ratio(totals["loss"], totals["weight"]),
+            **taught,
             "tau_forced": ratio(totals["accepted"], totals["blocks"]),
             "accuracy": [ratio(totals[f"correct_{s}"], totals[f"count_{s}"]) for s in slots],
             "anchors_kept": ratio(totals["anchors_kept"], totals["anchors"]),
@@ -177,11 +201,13 @@ class DFlash(Method[DFlashConfig]):
         }
 
     def closing_lines(self, config: DFlashConfig) -> dict[str, str]:
-        """Which anchors were trained on, and what weighs slots where it is not their position."""
+        """Which anchors were trained on, and what of the loss is not as it is by default."""
         train = config.train
         lines = {"anchors": train.anchors}
         if train.loss == "dpace":
             lines["slot weights"] = f"D-PACE, alpha {train.dpace_alpha:g}"
+        if train.distill != "none":
+            lines["distillation"] = f"{train.distill}, share {train.distill_share:g}"
         return lines
 
     def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:

@@ -10,19 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.dflash.distillation import Distillation
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import HeadLoss, block_targets, head_loss
+from runtime.dflash.teacher import teacher_rows
 from runtime.static.attention import Attention, backend_of
 from runtime.static.buffers import Field
 from runtime.static.masks import BucketMasks
 from runtime.target.frozen import FrozenTarget
 
 
-def sum_names(draft_block_size: int) -> tuple[str, ...]:
+def sum_names(draft_block_size: int, *, teacher: bool = False) -> tuple[str, ...]:
     """Names of the floats that are summed over ranks and steps, in order.
 
     Args:
         draft_block_size: Slots of a draft block, slot 0 included.
+        teacher: Whether the target's distribution is at hand to compare with.
     """
     slots = range(1, draft_block_size)
     return (
@@ -35,6 +38,7 @@ def sum_names(draft_block_size: int) -> tuple[str, ...]:
         "accepted",
         *(f"correct_{slot}" for slot in slots),
         *(f"count_{slot}" for slot in slots),
+        *(("overlap",) if teacher else ()),
     )
 
 
@@ -46,15 +50,23 @@ class DraftBucket:
         target: Frozen parts.
         masks: The bucket's masks.
         context: Tokens of a row.
+        teacher: Whether the target's last hidden state is read too; features end with it then.
     """
 
     def __init__(
-        self, *, drafter: Drafter, target: FrozenTarget, masks: BucketMasks, context: int
+        self,
+        *,
+        drafter: Drafter,
+        target: FrozenTarget,
+        masks: BucketMasks,
+        context: int,
+        teacher: bool = False,
     ) -> None:
         self.drafter = drafter
         self.target = target
         self.masks = masks
         self.context = context
+        self.teacher = teacher
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -67,15 +79,24 @@ class DraftBucket:
         }
         if self.target.features is None:
             width = self.drafter.fc.in_features
+            width += self.target.head_weight.shape[1] if self.teacher else 0
             remote = self.target.remote_dtype
             fields["features"] = Field((B, S, width), remote or torch.bfloat16, remote is None)
         return fields
 
-    def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The target's hidden states, ``[B, S, K*H]``: computed here, or come with the inputs."""
+    def hidden_states(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The target's hidden states, computed here, or come with the inputs.
+
+        Returns:
+            The drafter's features ``[B, S, K*H]``, and the last hidden state ``[B, S, H]`` where
+            there is a teacher.
+        """
         if self.target.features is not None:
-            return self.target.features(inputs["input_ids"])
-        return inputs["features"]
+            found = self.target.features(inputs["input_ids"])
+        else:
+            found = inputs["features"]
+        width = self.drafter.fc.in_features
+        return found[..., :width], found[..., width:] if self.teacher else None
 
 
 class DraftObjective(DraftBucket):
@@ -100,7 +121,7 @@ class DraftObjective(DraftBucket):
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The summed loss with its graph, and the sums of ``sum_names``."""
         self.masks.update(inputs)
-        features = self.features(inputs)
+        features, last = self.hidden_states(inputs)
         anchors, n_valid = self.masks.params["anchors"], self.masks.params["n_valid"]
         targets = block_targets(
             inputs["input_ids"],
@@ -119,12 +140,22 @@ class DraftObjective(DraftBucket):
             targets.labels,
             targets.weights,
             self.masks.attention(),
+            **self._teacher(last, anchors),
         )
         with torch.no_grad():
             correct = result.correct.view_as(targets.weights)
             shown = result.loss if result.cross_entropy is None else result.cross_entropy
             sums = _sums(shown, correct, targets.weights, n_valid, targets.anchors_kept)
+            if result.overlap is not None:
+                supervised = targets.weights.flatten() > 0
+                sums = torch.cat((sums, (result.overlap * supervised).sum()[None]))
         return result.loss, sums
+
+    def _teacher(self, last: Tensor | None, anchors: Tensor) -> dict[str, Tensor]:
+        if last is None:
+            return {}
+        rows = teacher_rows(last, anchors, self.drafter.config.draft_block_size)
+        return {"teacher": rows.to(self.target.head_weight.dtype)}
 
 
 def _sums(loss: Tensor, correct: Tensor, weights: Tensor, n_valid: Tensor, kept: Tensor) -> Tensor:
@@ -145,17 +176,18 @@ def _sums(loss: Tensor, correct: Tensor, weights: Tensor, n_valid: Tensor, kept:
 
 
 def loss_on_device(
-    drafter: Drafter, *, dpace_alpha: float | None = None
+    drafter: Drafter, *, dpace_alpha: float | None = None, distill: Distillation | None = None
 ) -> Callable[..., HeadLoss]:
     """``draft_loss`` as the steps of a drafter's device take it: compiled where it attends so.
 
     Args:
         drafter: The network.
         dpace_alpha: Of D-PACE; None for weights by position alone.
+        distill: From the target's distribution; None for cross entropy alone.
     """
     if backend_of(drafter.fc.weight.device).compiled:
-        return compiled_loss(drafter, dpace_alpha=dpace_alpha)
-    return _draft_loss_by(head_loss, drafter, dpace_alpha)
+        return compiled_loss(drafter, dpace_alpha=dpace_alpha, distill=distill)
+    return _draft_loss_by(head_loss, drafter, dpace_alpha, distill)
 
 
 def accepted_tokens(correct: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +205,9 @@ def accepted_tokens(correct: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
     return whole, ((correct * trained).cumprod(dim=-1).sum(dim=-1) + 1) * whole
 
 
-def compiled_loss(drafter: Drafter, *, dpace_alpha: float | None = None) -> Callable[..., HeadLoss]:
+def compiled_loss(
+    drafter: Drafter, *, dpace_alpha: float | None = None, distill: Distillation | None = None
+) -> Callable[..., HeadLoss]:
     """``draft_loss`` for a drafter on a GPU: its layers compiled in place, and the head's loss.
 
     All layers share one compiled form. Compiling the whole step at once costs several times as
@@ -182,15 +216,20 @@ def compiled_loss(drafter: Drafter, *, dpace_alpha: float | None = None) -> Call
     for layer in drafter.layers:
         layer.compile(fullgraph=True, dynamic=False)
     compiled = torch.compile(head_loss, fullgraph=True, dynamic=False)
-    return _draft_loss_by(compiled, drafter, dpace_alpha)
+    return _draft_loss_by(compiled, drafter, dpace_alpha, distill)
 
 
 def _draft_loss_by(
-    head_loss: Callable[..., HeadLoss], drafter: Drafter, dpace_alpha: float | None
+    head_loss: Callable[..., HeadLoss],
+    drafter: Drafter,
+    dpace_alpha: float | None,
+    distill: Distillation | None,
 ) -> Callable[..., HeadLoss]:
     if dpace_alpha is not None:
         slots = drafter.config.draft_block_size - 1
         head_loss = partial(head_loss, slots=slots, dpace_alpha=dpace_alpha)
+    if distill is not None:
+        head_loss = partial(head_loss, distill=distill)
     return partial(draft_loss, head_loss=head_loss)
 
 
@@ -205,6 +244,7 @@ def draft_loss(
     attention: Attention,
     *,
     sliding: Attention | None = None,
+    teacher: Tensor | None = None,
     head_loss: Callable[..., HeadLoss] = head_loss,
 ) -> HeadLoss:
     """Draft all blocks of a batch and compare with the labels.
@@ -219,10 +259,12 @@ def draft_loss(
         weights: float32 ``[B, N, slots]``.
         attention: With the mask inside.
         sliding: That of the sliding layers, where the drafter has some.
+        teacher: ``[B*N*slots, H]``, see ``teacher_rows``.
         head_loss: ``runtime.dflash.loss.head_loss``, compiled or by D-PACE or as it is.
     """
     rows = draft_rows(drafter, target, input_ids, features, anchors, attention, sliding)
-    return head_loss(rows, target.head_weight, labels.flatten(), weights.flatten())
+    taught = {} if teacher is None else {"teacher": teacher}
+    return head_loss(rows, target.head_weight, labels.flatten(), weights.flatten(), **taught)
 
 
 def draft_rows(

@@ -2,13 +2,20 @@
 
 from functools import partial
 
+import torch
+
 from runtime.data.preparation import Preparation
 from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import Request, check_request
 from runtime.dflash.embedding import fed_scale
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.targets import fit_drafter
+from runtime.dflash.teacher import check_teacher
 from runtime.ranks.devices import Placement, place
+from runtime.target.model import Target
+
+PROBES = 64
+"""Tokens that a teacher is tried on, spread over the vocabulary: there are no samples yet."""
 
 
 def preparation(config: DFlashConfig) -> Preparation:
@@ -37,8 +44,16 @@ def preparation(config: DFlashConfig) -> Preparation:
         num_features=config.target.num_features,
         stores=stores,
         fit=partial(fit_drafter, request),
-        check=partial(fed_scale, embedding=config.drafter.embedding),
+        check=partial(_check, config=config),
+        last_hidden=config.train.has_teacher,
     )
+
+
+def _check(target: Target, *, config: DFlashConfig) -> None:
+    fed_scale(target, config.drafter.embedding)
+    if config.train.has_teacher:
+        step = max(1, target.vocab_size // PROBES)
+        check_teacher(target, torch.arange(0, target.vocab_size, step)[None])
 
 
 def _stores(features: str, placement: Placement) -> bool:

@@ -33,7 +33,9 @@ def fill_sample(tensors: Mapping[str, Tensor], row: int, dataset: Dataset, numbe
     tensors["input_ids"][row, :length] = sample.input_ids
     tensors["loss_mask"][row, :length] = sample.loss_mask
     if sample.features is not None and "features" in tensors:
-        tensors["features"][row, :length] = sample.features
+        # Without a teacher the last hidden state, which lies behind the features, is left out.
+        width = tensors["features"].shape[-1]
+        tensors["features"][row, :length] = sample.features[:, :width]
     return sample
 
 

@@ -52,6 +52,16 @@ class DFlashTrain(TrainConfig):
     dpace_alpha: float = setting(0.5, above=0, at_most=1, newer=True)
     """With ``dpace`` the share of a slot's weight that no doubt takes away. 1 counts the slots from
     it on, whatever is drafted; 0 is refused, since a block drafted badly would weigh nothing."""
+    distill: str = setting("none", one_of=("none", "l1", "kl", "lk"), newer=True)
+    """What the loss compares with the target's own distribution of each token, beside the cross
+    entropy of the label: nothing, or a divergence of ``runtime.dflash.distillation``."""
+    distill_share: float = setting(0.9, above=0, at_most=1, newer=True)
+    """The share of that in the loss; the rest is cross entropy."""
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the loss reads the target's last hidden state."""
+        return self.distill != "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

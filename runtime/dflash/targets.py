@@ -1,9 +1,11 @@
 """The target of a drafter's run: what fits it, and its frozen parts on every device."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from maskgen.progress import say
 from runtime.data.dataset import Dataset
@@ -49,7 +51,12 @@ def fit_drafter(request: Request) -> DrafterConfig:
 
 
 def frozen_targets(
-    target: Target, placement: Placement, dataset: Dataset, *, remote: bool = False
+    target: Target,
+    placement: Placement,
+    dataset: Dataset,
+    *,
+    remote: bool = False,
+    teacher: bool = False,
 ) -> list[FrozenTarget]:
     """What the drafter's step needs of the target, on every device.
 
@@ -58,6 +65,7 @@ def frozen_targets(
         placement: The drafters' devices.
         dataset: Where it has no features, the step computes them.
         remote: Whether they come from targets on other devices instead.
+        teacher: Whether features end with the last hidden state.
     """
     scale = torch.tensor(dataset.feature_scale, dtype=torch.float32, device="cpu")
     targets = []
@@ -65,7 +73,7 @@ def frozen_targets(
         local, features = target, None
         if not dataset.has_features and not remote:
             local = target.on(device)
-            features = partial(local.features, layer_ids=dataset.layer_ids)
+            features = _features(local, dataset, teacher)
         targets.append(
             FrozenTarget(
                 embed_weight=local.embed_weight.to(device),
@@ -78,9 +86,16 @@ def frozen_targets(
     return targets
 
 
-def remote_targets(target: Target, placement: Placement, dataset: Dataset) -> list[RemoteTarget]:
-    """A target on every device of its own."""
+def remote_targets(
+    target: Target, placement: Placement, dataset: Dataset, *, teacher: bool = False
+) -> list[RemoteTarget]:
+    """A target on every device of its own; see ``frozen_targets``."""
     return [
-        RemoteTarget(device, partial(target.on(device).features, layer_ids=dataset.layer_ids))
+        RemoteTarget(device, _features(target.on(device), dataset, teacher))
         for device in placement.devices
     ]
+
+
+def _features(target: Target, dataset: Dataset, teacher: bool) -> Callable[[Tensor], Tensor]:
+    last = (target.num_layers,) if teacher else ()
+    return partial(target.features, layer_ids=(*dataset.layer_ids, *last))

@@ -12,6 +12,7 @@ from maskgen.families.answer_windows import answer_windows
 from runtime.dflash.anchors import LayoutChooser, draw_anchors
 from runtime.dflash.buckets import context_of
 from runtime.dflash.config import DrafterConfig
+from runtime.dflash.distillation import Distillation
 from runtime.dflash.drafter import Drafter, backward_stages
 from runtime.dflash.folder import target_record
 from runtime.dflash.heldout import HeldOutDrafts
@@ -19,7 +20,7 @@ from runtime.dflash.loss import HeadLoss
 from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
 from runtime.dflash.samples import bucket_masks, fill_sample
 from runtime.dflash.saved_drafter import FEATURE_SCALE, TARGET, save_published
-from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.settings import DFlashConfig, DFlashTrain
 from runtime.target.frozen import FrozenTarget
 from runtime.training.inputs import Inputs
 from runtime.training.method import Trainee
@@ -58,7 +59,7 @@ class DrafterTrainee(Trainee):
         self.network = network
         self.targets = targets
         self.remote_targets = remote_targets
-        self.sums = sum_names(network.draft_block_size)
+        self.sums = sum_names(network.draft_block_size, teacher=config.train.has_teacher)
         self.published: Mapping[str, Any] = {
             **network.to_published(),
             FEATURE_SCALE: list(inputs.dataset.feature_scale),
@@ -101,8 +102,11 @@ class DrafterTrainee(Trainee):
         train = self.config.train
         dpace = train.loss == "dpace"
         if module not in self._losses:
-            alpha = train.dpace_alpha if dpace else None
-            self._losses[module] = loss_on_device(module, dpace_alpha=alpha)
+            self._losses[module] = loss_on_device(
+                module,
+                dpace_alpha=train.dpace_alpha if dpace else None,
+                distill=_distillation(train),
+            )
         return bucket_objective(
             module,
             self.targets[index],
@@ -111,6 +115,7 @@ class DrafterTrainee(Trainee):
             batch,
             gamma=0.0 if dpace else train.gamma,
             loss_of=self._losses[module],
+            teacher=train.has_teacher,
         )
 
     def first_weights(self) -> Mapping[str, Tensor]:
@@ -153,6 +158,7 @@ def bucket_objective(
     *,
     gamma: float,
     loss_of: Callable[..., HeadLoss],
+    teacher: bool = False,
 ) -> DraftObjective:
     """The loss of one bucket with its masks, on the drafter's device.
 
@@ -164,6 +170,7 @@ def bucket_objective(
         batch: Rows of a step.
         gamma: Loss decay.
         loss_of: One for all buckets of a drafter, see ``loss_on_device``.
+        teacher: Whether it compares with the target's distribution.
     """
     masks = bucket_masks(drafter, entry, batch)
     return DraftObjective(
@@ -173,4 +180,9 @@ def bucket_objective(
         context=context,
         gamma=gamma,
         loss_of=loss_of,
+        teacher=teacher,
     )
+
+
+def _distillation(train: DFlashTrain) -> Distillation | None:
+    return None if train.distill == "none" else Distillation(train.distill, train.distill_share)

@@ -18,8 +18,8 @@ class FrozenTarget:
     feature_scale: Tensor
     """float32 ``[K]``: root mean square of each layer's features."""
     features: Callable[[Tensor], Tensor] | None
-    """Input ids ``[B, S]`` to features ``[B, S, K*H]`` in the step; None when they come with its
-    inputs."""
+    """Input ids ``[B, S]`` to features ``[B, S, K*H]`` in the step, and H columns more with the
+    last hidden state; None when they come with its inputs."""
     remote_dtype: torch.dtype | None = None
     """Of features that a target on another device writes into the inputs; None when they come with
     the samples, in bfloat16."""

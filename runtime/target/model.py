@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from runtime.errors import ConfigError
 from runtime.target.files import TargetFiles, find_target
 from runtime.target.gguf_copy import unpacked
-from runtime.target.outline import TargetOutline, cache_argument
+from runtime.target.outline import NO_FINAL_NORM, TargetOutline, cache_argument
 from runtime.target.reader import read_model, read_outline
 
 
@@ -100,10 +100,14 @@ class Target(TargetOutline):
 
         Args:
             input_ids: ``[B, S]``, int32 or int64.
-            layer_ids: 0-based decoder layers whose output is taken, in this order.
+            layer_ids: 0-based decoder layers whose output is taken, in this order; the number of
+                layers stands for the last hidden state, after the final norm.
 
         Returns:
             ``[B, S, K * H]`` in the target's dtype.
+
+        Raises:
+            ConfigError: There is no such layer, or no final norm.
         """
         with self._recording(layer_ids) as outputs:
             self.decoder(input_ids=input_ids, **self._fresh(input_ids))
@@ -138,7 +142,7 @@ class Target(TargetOutline):
         Args:
             input_ids: ``[B, Q]``.
             cache: From ``new_cache``.
-            layer_ids: Layers whose outputs are wanted too.
+            layer_ids: Layers whose outputs are wanted too, as ``features`` takes them.
             position_ids: ``[B, Q]``; counted on from the cache's length when None.
             attention_mask: ``[B, cached + Q]``, 1 for tokens and 0 for left padding.
             last_only: Logits of the last token only.
@@ -186,16 +190,12 @@ class Target(TargetOutline):
                 )
             outputs[layer] = hidden
 
-        for layer in layer_ids:
-            if not 0 <= layer < self.num_layers:
-                raise ConfigError(
-                    "layer_ids", layer, f"must be at least 0 and below {self.num_layers}"
-                )
+        modules = {layer: self._layer(layer) for layer in layer_ids}
         handles = [
-            self.layers[layer].register_forward_hook(
+            module.register_forward_hook(
                 lambda _module, _args, output, layer=layer: record(layer, output)
             )
-            for layer in layer_ids
+            for layer, module in modules.items()
         ]
         try:
             with torch.autocast(self.device.type, enabled=False):
@@ -203,6 +203,15 @@ class Target(TargetOutline):
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _layer(self, layer: int) -> nn.Module:
+        if layer == self.num_layers:
+            if self.final_norm is None:
+                raise ConfigError("target.model", self.name, NO_FINAL_NORM)
+            return self.final_norm
+        if not 0 <= layer < self.num_layers:
+            raise ConfigError("layer_ids", layer, f"must be at least 0 and below {self.num_layers}")
+        return self.layers[layer]
 
 
 def outline_target(name_or_path: str | Path) -> TargetOutline:

@@ -28,6 +28,10 @@ NORM_NAMES = (
     "norm_f",
     "embedding_norm",
 )
+NO_FINAL_NORM = (
+    "must have a norm between its last layer and its head for its last hidden state, found none "
+    f"under {', '.join(NORM_NAMES)}"
+)
 LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 """Layers that keep keys and values of every token, which a cache without config can rewind."""
 

@@ -76,7 +76,7 @@ class MetricsLog:
         path: The file; rows past ``first_step`` from an interrupted run are dropped.
         first_step: Where this run begins.
         total_steps: Where it ends.
-        shown: Name in the lines -> key of a row.
+        shown: Name in the lines -> key of a row, left out where a row has none.
         legend: What the lines do not say of themselves.
         stream: For people; the standard error stream if left out.
     """
@@ -120,7 +120,8 @@ class MetricsLog:
             OSError: The file cannot be written.
         """
         self._append(row)
-        shown = "".join(f"{name} {_shown(row[key])}  " for name, key in self.shown.items())
+        named = ((name, row[key]) for name, key in self.shown.items() if key in row)
+        shown = "".join(f"{name} {_shown(value)}  " for name, value in named)
         shown += f"{row['step_ms']:.0f} ms/step  {row['tokens_per_s']:,.0f} tokens/s"
         if row["skipped"]:
             shown += f"  {row['skipped']} steps skipped, not finite"

@@ -32,6 +32,7 @@ def draw_metrics(
     from matplotlib.figure import Figure
 
     rows = list(rows)
+    plots = [plot for plot in plots if plot.always or _series(rows, plot.key)[0]]
     axes_of = list(dict.fromkeys(plot.axis for plot in plots))
     figure = Figure(figsize=(8, 3.5 * len(axes_of)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -20,5 +20,7 @@ class Plot:
     """Its name in the picture's legend."""
     colour: str = "tab:blue"
     style: str = "-"
+    always: bool = True
+    """Whether the picture has the panel even where no row has the key."""
     ends: tuple[str, str] | None = None
     """Keys of the lower and the upper end of its interval, where it has one."""

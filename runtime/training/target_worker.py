@@ -29,7 +29,8 @@ class RemoteTarget:
 
     device: torch.device
     features: Callable[[Tensor], Tensor]
-    """Input ids int64 ``[B, S]`` on ``device`` to features ``[B, S, K*H]``; capturable."""
+    """Input ids int64 ``[B, S]`` on ``device`` to features ``[B, S, K*H]``, with a last hidden
+    state ``[B, S, (K+1)*H]``; capturable."""
 
 
 class TargetReplica:

@@ -23,7 +23,8 @@ class Reference:
         network: Sizes: ``heads``, ``kv_heads``, ``head_dim``, ``layers``, ``block``, ``mask_id``,
             ``theta``, ``eps``, and ``embedding_scale``.
         train: ``lr``, ``min_lr_ratio``, ``warmup``, ``steps``, ``betas``, ``weight_decay``,
-            ``clip``, ``gamma``; and ``dpace_alpha`` where the loss is D-PACE, else None.
+            ``clip``, ``gamma``; ``dpace_alpha`` where the loss is D-PACE, else None; and
+            ``distill``, kind and share, where features end with the target's last hidden state.
     """
 
     def __init__(self, weights, *, embed, head, feature_scale, network, train):
@@ -53,6 +54,11 @@ class Reference:
         sums = Counter()
         losses = []
         for input_ids, supervised, features, anchors in samples:
+            last = None
+            if self.train.get("distill"):
+                features, last = features.double().split(
+                    [features.shape[1] - self.head.shape[1], self.head.shape[1]], dim=1
+                )
             memory = self.memory(self.fused(features))
             for anchor in anchors:
                 sums["anchors"] += 1
@@ -61,7 +67,12 @@ class Reference:
                     continue
                 sums["anchors_kept"] += 1
                 logits = self.draft(memory, input_ids[anchor], anchor)
-                losses += self.count(sums, logits, labels)
+                # The target read the text up to the token before the one that it predicts.
+                taught = {
+                    slot: (self.head @ last[anchor + slot - 1]).softmax(0)
+                    for slot in (labels if last is not None else ())
+                }
+                losses += self.count(sums, logits, labels, taught)
         loss = sum(losses) if losses else None
         self.update(loss, sums["weight"])
         return sums
@@ -77,7 +88,7 @@ class Reference:
             if anchor + slot <= last and supervised[anchor + slot]
         }
 
-    def count(self, sums, logits, labels):
+    def count(self, sums, logits, labels, taught):
         """Add a block's sums; gives its weighted losses."""
         gamma, alpha = self.train["gamma"], self.train["dpace_alpha"]
         losses, right = [], {}
@@ -87,7 +98,13 @@ class Reference:
         learned = self.dpace(entropy, alpha) if alpha else {}
         for slot, label in labels.items():
             weight = 1.0 if alpha or not gamma else math.exp(-(slot - 1) / gamma)
-            losses.append(learned.get(slot, weight) * entropy[slot])
+            loss = entropy[slot]
+            if slot in taught:
+                kind, share = self.train["distill"]
+                p, q = taught[slot], logits[slot].softmax(0)
+                loss = (1 - share) * loss + share * self.distance(kind, p, q)
+                sums["overlap"] += torch.minimum(p, q).sum().item()
+            losses.append(learned.get(slot, weight) * loss)
             right[slot] = int(logits[slot].argmax()) == label
             sums["loss"] += weight * entropy[slot].item()
             sums["weight"] += weight
@@ -102,6 +119,14 @@ class Reference:
                     break
                 sums["accepted"] += 1
         return losses
+
+    def distance(self, kind, p, q):
+        """Of the target's distribution p and the drafter's q, both ``[V]``."""
+        l1, kl = (p - q).abs().sum(), (p * (p / q).log()).sum()
+        if kind == "lk":
+            far = math.exp(-3 * (1 - l1.item() / 2))
+            return far * kl + (1 - far) * l1 / 2
+        return {"l1": l1, "kl": kl}[kind]
 
     def dpace(self, entropy, alpha):
         """Slot -> its weight: the lengths, from it on, up to which all slots are right."""

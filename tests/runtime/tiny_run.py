@@ -25,7 +25,8 @@ from runtime.training.trainer import Trainer
 HIDDEN, VOCAB, LAYERS = 16, 61, (1, 2)
 
 
-def make_data(folder, lengths, *, seed=0, prompt=4, stored=True):
+def make_data(folder, lengths, *, seed=0, prompt=4, stored=True, last_hidden=False):
+    layers = [*LAYERS, drafter_config().num_target_layers] if last_hidden else LAYERS
     generator = torch.Generator().manual_seed(seed)
     samples = []
     for length in lengths:
@@ -37,7 +38,7 @@ def make_data(folder, lengths, *, seed=0, prompt=4, stored=True):
                 loss_mask=loss_mask,
                 prompt_len=prompt,
                 features=(
-                    torch.randn(length, HIDDEN * len(LAYERS), generator=generator)
+                    torch.randn(length, HIDDEN * len(layers), generator=generator)
                     if stored
                     else None
                 ),
@@ -50,6 +51,8 @@ def make_data(folder, lengths, *, seed=0, prompt=4, stored=True):
         "feature_scale": [1.0, 2.0],
         "target": {"name": "tiny", "digest": "0" * 64},
     }
+    if last_hidden:
+        meta["stored_layer_ids"] = layers
     write_dataset(folder, {"train": samples, "heldout": samples[:1]}, meta)
     return Dataset.open(folder, "train")
 

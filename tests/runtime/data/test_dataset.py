@@ -200,6 +200,8 @@ def test_no_such_split(folder):
         ("layer_ids", [1, "3"], r"layer_ids\[1\] is '3'"),
         ("feature_scale", [0.5, True], r"feature_scale\[1\] is True"),
         ("feature_scale", [0.5], "has not a number for each of layer_ids"),
+        ("stored_layer_ids", [3, 1, 6], "stored_layer_ids do not begin with layer_ids"),
+        ("stored_layer_ids", [1], "stored_layer_ids do not begin with layer_ids"),
         ("context", 6.5, "context is 6.5"),
         ("counts", [], r"counts is \[\], not like {}"),
         ("template", {"keywords": {}}, "template has no 'chat_template'"),

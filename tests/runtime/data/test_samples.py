@@ -48,7 +48,7 @@ def answered(monkeypatch):
     return given
 
 
-def maker(target, *, context=CONTEXT, store=False, **options):
+def maker(target, *, context=CONTEXT, store=False, last_hidden=False, **options):
     settings = {"min_answer_tokens": 4, "max_new_tokens": 20, **options}
     return SampleMaker(
         target=target,
@@ -58,6 +58,7 @@ def maker(target, *, context=CONTEXT, store=False, **options):
         store=store,
         answers=AnswerStore("answers", "d" * 64, "float32"),
         counts=Counts(),
+        last_hidden=last_hidden,
     )
 
 
@@ -299,6 +300,20 @@ def test_feature_scale_leaves_the_first_token_out(target, answered):
     draft.features[:] = torch.tensor([2.0, -3.0]).repeat_interleave(32).bfloat16()
     draft.features[0] = 1000.0
     assert made.feature_scale([draft]) == pytest.approx([2.0, 3.0])
+
+
+def test_the_last_hidden_state_is_stored_behind_the_features(target, answered):
+    records = [prompt("hi"), prompt("a longer question")]
+    plain, made = maker(target, store=True), maker(target, store=True, last_hidden=True)
+    without, found = plain.make(records), made.make(records)
+    assert made.stored_layer_ids == (*LAYER_IDS, target.num_layers)
+    for one, other in zip(without, found, strict=True):
+        width = one.features.shape[1]
+        assert torch.equal(other.features[:, :width], one.features)
+        ids = torch.tensor([other.input_ids])
+        last = target.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
+        torch.testing.assert_close(other.features[:, width:], last.bfloat16(), rtol=0.01, atol=0.01)
+    assert made.feature_scale(found) == plain.feature_scale(without)
 
 
 def test_feature_scale_without_stored_features(target, answered):

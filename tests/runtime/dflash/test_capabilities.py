@@ -239,6 +239,17 @@ def test_a_drafter_starts_from_as_many_layers_as_there_are(outline):
     check_request(replace(random, outline=outline, network=drafter_of(outline, 7)))
 
 
+def test_a_teacher_needs_a_norm_before_its_head(outline):
+    short = {**ENTRY, "context": 256}
+    bare = TargetOutline(tiny_model().to("meta"), tiny_tokenizer(), name="tiny")
+    bare.final_norm = None
+    request = asked(short, train={"distill": "kl"})
+    check_request(replace(request, outline=outline))
+    check_request(replace(asked(short), outline=bare))
+    with pytest.raises(ConfigError, match=r"train\.distill = 'kl': distilling .* must be 'none'"):
+        check_request(replace(request, outline=bare))
+
+
 def test_layers_unlike_a_drafters_can_be_read_but_not_started_from():
     model = tiny_model(hidden_act="gelu").to("meta")
     outline = TargetOutline(model, tiny_tokenizer(), name="tiny")

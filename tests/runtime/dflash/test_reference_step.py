@@ -49,7 +49,7 @@ def quiet(capsys):
     capsys.readouterr()
 
 
-def make_samples(stored):
+def make_samples(stored, last=False):
     generator = torch.Generator().manual_seed(11)
     samples = []
     for length, answers in SAMPLES:
@@ -58,6 +58,9 @@ def make_samples(stored):
             loss_mask[start:stop] = 1
         input_ids = torch.randint(TOKENS, (length,), generator=generator).int()
         features = torch.randn(length, HIDDEN * len(LAYERS), generator=generator).bfloat16()
+        if last:
+            hidden = online_features(input_ids[None], last=True)[0, :, -HIDDEN:]
+            features = torch.cat((features, hidden.bfloat16()), dim=1)
         samples.append(
             Sample(
                 input_ids=input_ids,
@@ -78,11 +81,12 @@ def first_weights():
     }
 
 
-def online_features(input_ids):
-    """A target of sums over tokens, exact in no 16 bits."""
+def online_features(input_ids, last=False):
+    """A target of sums over tokens, exact in no 16 bits; its last hidden state behind them."""
     generator = torch.Generator().manual_seed(17)
-    table = torch.randn(VOCAB, HIDDEN * len(LAYERS), generator=generator)
-    return table[input_ids].cumsum(dim=1) / 3
+    table = torch.randn(VOCAB, HIDDEN * (len(LAYERS) + 1), generator=generator)
+    found = table[input_ids].cumsum(dim=1) / 3
+    return found if last else found[..., : HIDDEN * len(LAYERS)]
 
 
 def whole_target():
@@ -93,19 +97,20 @@ def whole_target():
     return replace(target, head_weight=head)
 
 
-def parts(where):
-    target = whole_target()
+def parts(where, last):
+    target, features = whole_target(), partial(online_features, last=last)
     if where == "online":
-        return replace(target, features=online_features), ()
+        return replace(target, features=features), ()
     if where == "remote":
-        remote = RemoteTarget(torch.device("cpu"), online_features)
+        remote = RemoteTarget(torch.device("cpu"), features)
         return replace(target, remote_dtype=torch.float32), (remote,)
     return target, ()
 
 
 def run(tmp_path, monkeypatch, config, where, network):
     """Train; gives the totals of every step, the rows of the log and the last weights."""
-    samples = make_samples(where == "stored")
+    last = config.train.distill != "none"
+    samples = make_samples(where == "stored", last)
     meta = {
         "features": "stored" if where == "stored" else "online",
         "context": 32,
@@ -113,6 +118,8 @@ def run(tmp_path, monkeypatch, config, where, network):
         "feature_scale": SCALE,
         "target": {"name": "tiny", "digest": "0" * 64},
     }
+    if last and where == "stored":
+        meta["stored_layer_ids"] = [*LAYERS, network.num_target_layers]
     write_dataset(tmp_path / "data", {"train": samples, "heldout": samples[:1]}, meta)
     build_masks(config)
     totals, read = [], Replica.read_totals
@@ -122,7 +129,7 @@ def run(tmp_path, monkeypatch, config, where, network):
         return totals[-1]
 
     monkeypatch.setattr(Replica, "read_totals", spy)
-    target, remote = parts(where)
+    target, remote = parts(where, last)
     trainer = make_trainer(config, target=target, remote_targets=remote, network=network)
     try:
         trainer.prepare()
@@ -161,13 +168,16 @@ def reference_of(config, network):
             "clip": train.clip,
             "gamma": train.gamma,
             "dpace_alpha": train.dpace_alpha if train.loss == "dpace" else None,
+            "distill": None if train.distill == "none" else (train.distill, train.distill_share),
         },
     )
 
 
 def batches(config, stored):
     """Samples and drawn anchors of every step; what is drawn has tests of its own."""
-    session, samples, seed = inputs_of(config, "run.toml"), make_samples(True), config.run.seed
+    last = config.train.distill != "none"
+    samples = make_samples(True, last)
+    session, seed = inputs_of(config, "run.toml"), config.run.seed
     for number in range(config.train.steps):
         # Epoch and step counted here: the plan's own words are not taken for it.
         step, epoch = session.plan[number], number // session.plan.steps_per_epoch
@@ -187,7 +197,9 @@ def batches(config, stored):
             else:
                 drawn, used = draw_anchors(sample.loss_mask.numpy(), 6, **key)
                 anchors = drawn[:used].tolist()
-            features = sample.features if stored else online_features(sample.input_ids[None])[0]
+            features = sample.features
+            if not stored:
+                features = online_features(sample.input_ids[None], last)[0]
             ids, supervised = sample.input_ids.tolist(), sample.loss_mask.tolist()
             batch.append((ids, supervised, features, anchors))
         yield batch
@@ -243,6 +255,21 @@ CASES = {
         "cpu,cpu",
         {"global_batch": 4, "steps": 4, "loss": "dpace", "weight_decay": 0.1},
     ),
+    "distilled": (
+        "stored",
+        "cpu",
+        {"anchors": "data", "distill": "l1", "gamma": 2.0, "clip": 0.1},
+    ),
+    "distilled on two ranks": (
+        "remote",
+        "cpu,cpu",
+        {"anchors": "data", "global_batch": 4, "steps": 4, "distill": "kl", "distill_share": 0.6},
+    ),
+    "distilled with dpace": (
+        "online",
+        "cpu",
+        {"loss": "dpace", "distill": "lk", "distill_share": 1.0, "clip": 0.2},
+    ),
 }
 
 
@@ -269,6 +296,9 @@ def test_a_run_equals_the_reference(tmp_path, monkeypatch, case):
             "tau_forced": ("accepted", "blocks"),
             "anchors_kept": ("anchors_kept", "anchors"),
         }
+        assert ("overlap" in row) == (config.train.distill != "none")
+        if "overlap" in row:
+            share["overlap"] = ("overlap", "tokens")
         for name, (over, under) in share.items():
             wanted = sums[over] / sums[under] if sums[under] else None
             assert row[name] == (wanted if wanted is None else close(wanted)), name

@@ -197,7 +197,29 @@ def test_more_features_than_layers_are_refused(target):
         target.default_layer_ids(5)
 
 
-@pytest.mark.parametrize("layer", [-1, LAYERS])
+def test_one_past_the_last_layer_is_what_the_head_reads(target):
+    tokens = ids(2, 7)
+    last = target.model(input_ids=tokens, output_hidden_states=True).hidden_states[-1]
+    found = target.features(tokens, [1, LAYERS])
+    assert found.shape == (2, 7, 2 * HIDDEN)
+    torch.testing.assert_close(found[..., HIDDEN:], last, rtol=0, atol=1e-5)
+    assert torch.equal(found[..., :HIDDEN], target.features(tokens, [1]))
+    torch.testing.assert_close(
+        found[..., HIDDEN:] @ target.head_weight.T, target.logits(tokens), rtol=0, atol=1e-5
+    )
+    _, extended = target.extend(tokens, target.new_cache(), layer_ids=[LAYERS, 1], last_only=True)
+    torch.testing.assert_close(extended[..., :HIDDEN], last, rtol=0, atol=1e-5)
+
+
+def test_a_last_hidden_state_needs_a_final_norm():
+    target = tiny_target()
+    target.final_norm = None
+    with pytest.raises(ConfigError, match=r"target\.model = 'tiny': must have a norm between"):
+        target.features(ids(1, 4), [LAYERS])
+    target.features(ids(1, 4), [LAYERS - 1])
+
+
+@pytest.mark.parametrize("layer", [-1, LAYERS + 1])
 def test_layer_outside_the_model_is_refused(target, layer):
     with pytest.raises(ConfigError, match=f"layer_ids = {layer}: must be at least 0 and below 6"):
         target.features(ids(1, 4), [layer])
