@@ -30,8 +30,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/activate
 
 install: $(VENV)/.installed  ## .venv with everything
 
-build/prompts.jsonl: examples/compose_prompts.py | install
-	$(RUN) examples/compose_prompts.py --count 6000 $@
+build/prompts.jsonl: examples/compose_prompts.py $(wildcard examples/prompts/*.txt) | install
+	$(RUN) examples/compose_prompts.py --count 24000 $@
 
 prepare: install build/prompts.jsonl  ## prompts -> the target's own answers, tokenised
 	$(RUN) -m runtime.prepare $(RUN_FILE)

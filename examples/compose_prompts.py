@@ -1,116 +1,175 @@
-"""Compose many prompts from templates and topics, for a longer run than the demo's.
+"""Compose many varied prompts out of the lists in examples/prompts/, for training data.
 
-    python examples/compose_prompts.py --count 8000 build/prompts.jsonl
+    python examples/compose_prompts.py --count 24000 build/prompts.jsonl
 
-Every prompt is one template with one topic; the order is drawn by counter, so the same count gives
-the same file anywhere. Keep examples/prompts.jsonl, written by hand, for the held-out prompts.
+Every file there is a kind of request. A section ``[name]`` has an item a line, or between commas
+where its header ends in one; ``{name}`` in an item stands for an item of that section, capitalised
+for ``{Name}``, ``{3..9}`` for a number, and ``{x:name}`` for one that ``{x}`` repeats. Items of
+``[ask]`` are the requests; " || " parts the turns of a conversation.
+
+The draws are by counter: a smaller count gives the first lines of a larger one, on any machine.
+None is close to one of examples/prompts.jsonl, written by hand: these are for held-out data.
 """
 
 import argparse
 import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
-from runtime.data.draws import permutation
+from runtime.data.draws import raw_words
 
-TEMPLATES = (
-    "Explain {} to a curious ten-year-old.",
-    "What are three interesting facts about {}?",
-    "Write a short paragraph about {}.",
-    "Why does {} matter in daily life?",
-    "Give me a brief history of {}.",
-    "What is a common misunderstanding about {}?",
-    "Write a four-line poem about {}.",
-    "List five words that come to mind with {}, and say why.",
-    "Write a short story that begins with {}.",
-    "What would a beginner need to know about {}?",
-    "Summarise the most important ideas about {} in two sentences.",
-    "How would you describe {} to someone who has never heard of it?",
-    "What questions would you ask an expert on {}?",
-    "Compare {} with something similar.",
-    "What are the advantages and disadvantages of {}?",
-    "Write a dialogue between two friends about {}.",
-    "Give step-by-step advice on learning about {}.",
-    "What tools or materials are connected with {}?",
-    "How has {} changed over the last hundred years?",
-    "Write an email that invites a colleague to a talk on {}.",
-    "Describe a museum exhibit about {}.",
-    "What could go wrong with {}, and how can it be avoided?",
-    "Write a product description connected with {}.",
-    "Tell me something surprising about {}.",
-    "Make a quiz of three questions with answers about {}.",
-    "How do people in different countries think about {}?",
-    "Write the opening of a speech on {}.",
-    "Which jobs have to do with {}?",
-    "What does the future of {} look like?",
-    "Write a diary entry of somebody who spends a day with {}.",
-    "Turn the subject of {} into a riddle.",
-    "Give a definition of {} and one example.",
-    "What should a teacher say about {} in five minutes?",
-    "Write a news headline and a first sentence about {}.",
-    "How can {} be done or enjoyed with little money?",
-    "What is the science behind {}?",
-    "Write a letter to the editor about {}.",
-    "List the steps of a small project about {}.",
-    "What do children usually ask about {}?",
-    "Recommend a way to remember the main points about {}.",
-)
-TOPICS = (
-    "rain and clouds", "the moon", "bicycles", "baking bread", "honey bees", "volcanoes",
-    "chess", "the human heart", "libraries", "coffee", "earthquakes", "penguins", "photography",
-    "ancient Rome", "solar panels", "swimming", "gardening", "dinosaurs", "the violin", "maps",
-    "magnets", "electric cars", "sleep", "the Amazon river", "football", "clocks", "glass",
-    "chocolate", "spiders", "the stock market", "robots", "rainforests", "glaciers", "tea",
-    "the Olympic Games", "submarines", "vaccines", "bridges", "whales", "paper", "lightning",
-    "the Great Wall of China", "origami", "saving money", "rivers", "hot air balloons", "cats",
-    "dogs", "elephants", "the ocean floor", "trains", "sailing", "mushrooms", "the desert",
-    "black holes", "telescopes", "the printing press", "radio", "the internet", "computer games",
-    "passwords", "recycling", "plastic", "wind turbines", "cheese", "salt", "sugar", "pasta",
-    "rice farming", "apples", "tomatoes", "the immune system", "bones", "the brain", "memory",
-    "dreams", "running", "yoga", "mountain climbing", "skiing", "ballet", "jazz", "the piano",
-    "opera", "cinema", "theatre", "painting", "sculpture", "poetry", "novels", "newspapers",
-    "elections", "the law", "taxes", "small businesses", "job interviews", "meetings",
-    "teamwork", "friendship", "honesty", "courage", "patience", "happiness", "stress",
-    "time management", "study habits", "public speaking", "learning a language", "grammar",
-    "handwriting", "mathematics", "fractions", "geometry", "probability", "statistics",
-    "prime numbers", "algorithms", "databases", "Python programming", "web pages",
-    "artificial intelligence", "space travel", "Mars", "satellites", "comets", "gravity",
-    "light and colour", "sound waves", "atoms", "water", "fire", "steel", "gold", "diamonds",
-    "oil", "coal", "batteries", "bridges made of wood", "houses", "cities", "traffic",
-    "airports", "hospitals", "schools", "universities", "markets", "restaurants", "hotels",
-    "camping", "fishing", "hiking", "birdwatching", "butterflies", "ants", "sharks", "turtles",
-    "frogs", "horses", "cows", "sheep", "wool", "cotton", "silk", "fashion", "shoes", "soap",
-    "perfume", "candles", "pottery", "furniture", "tools", "locks and keys", "umbrellas",
-    "calendars", "the seasons", "snow", "storms", "deserts at night", "islands", "beaches",
-    "caves", "forests", "national parks", "farms", "kitchens", "breakfast", "picnics",
-    "birthday parties", "weddings", "holidays", "travel by train", "postcards", "stamps",
-    "coins", "the euro", "banks", "insurance", "charity", "volunteering", "neighbours",
-    "grandparents", "twins", "names", "flags", "anthems", "kings and queens", "pirates",
-    "explorers", "the Silk Road", "the Middle Ages", "the Renaissance", "the Industrial Revolution",
-    "the first computers", "the telephone", "the camera", "the microscope", "penicillin",
-)  # fmt: skip
+FOLDER = Path(__file__).parent / "prompts"
+BY_HAND = Path(__file__).parent / "prompts.jsonl"
+SHARES = {
+    "facts": 16, "howto": 15, "writing": 12, "lists": 11, "language": 11, "talks": 11, "texts": 9,
+    "code": 9, "advice": 9, "numbers": 9,
+}  # fmt: skip
+"""How often each kind is drawn, as parts of their sum."""
+AS_WRITTEN = ("talks", "code")
+"""Kinds that stay as they are; to others a sentence may be added, or their capitals taken."""
+SLOT = re.compile(r"\{(?:(\w+):)?([A-Za-z]\w*|\d+\.\.\d+)\}")
+VOWEL = re.compile(r"\b([Aa]) (?=(?!(?:and|in|if|is|or|uni\w*|use\w*|one)\b)(?:[aeiou]|honest))")
+"""An article that wants an "n"."""
+CLOSE = 0.6
+"""Share of a prompt's word triples in one written by hand from which they are taken for close."""
+
+Sections = dict[str, list[str]]
 
 
-def compose(count: int) -> list[str]:
-    """Draw ``count`` different pairs of template and topic.
+def read_sections(path: Path) -> Sections:
+    """The sections of a file: name to items."""
+    sections: Sections = {}
+    items: list[str] = []
+    between = None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        header = re.fullmatch(r"\[(\w+)(,?)\]", line)
+        if header:
+            items = sections.setdefault(header[1], [])
+            between = ", " if header[2] else None
+        elif line and not line.startswith("#"):
+            items += line.split(between) if between else [line]
+    return sections
 
-    Args:
-        count: At most ``len(TEMPLATES) * len(TOPICS)``.
-    """
-    order = permutation(len(TEMPLATES) * len(TOPICS), key=(1, 100), counter=(0, 0, 0))
-    if count > len(order):
-        raise SystemExit(f"--count must be at most {len(order)}, found {count}")
-    pairs = (divmod(int(index), len(TOPICS)) for index in order[:count])
-    return [TEMPLATES[template].format(TOPICS[topic]) for template, topic in pairs]
+
+class Composer:
+    """Draws prompts of all kinds."""
+
+    def __init__(self) -> None:
+        self._own = {path.stem: read_sections(path) for path in sorted(FOLDER.glob("*.txt"))}
+        self._shared: Sections = {}
+        for sections in (self._own["words"], *self._own.values()):
+            self._shared = {**sections, **self._shared}
+        self._kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
+
+    def turns(self, number: int, attempt: int) -> list[str]:
+        """The turns of prompt ``number``; another ``attempt`` draws another one."""
+        words = iter(raw_words(256, key=(1, 100), counter=(number, attempt, 0)).tolist())
+        kind = self._kinds[next(words) % len(self._kinds)]
+        draw = _Draw(self._shared | self._own[kind], words)
+        text = VOWEL.sub(r"\1n ", draw.text("{ask}").replace("\\n", "\n"))
+        if kind in AS_WRITTEN:
+            return text.split(" || ")
+        style = next(words) % 100
+        if style < 8:
+            text = f"{draw.text('{before}')} {text}"
+        elif style < 30:
+            text = f"{text} {draw.text('{after}')}"
+        elif style < 40 and "\n" not in text and kind != "language":
+            text = text.lower().removesuffix("?").removesuffix(".")
+        return [text]
+
+
+class _Draw:
+    """One prompt's draws: no item twice of one section, and what is named stays."""
+
+    def __init__(self, sections: Sections, words: Iterator[int]) -> None:
+        self._sections = sections
+        self._words = words
+        self._named: dict[str, str] = {}
+        self._used: set[str] = set()
+
+    def text(self, pattern: str) -> str:
+        """``pattern`` with all its slots filled."""
+        return SLOT.sub(self._fill, pattern)
+
+    def _fill(self, slot: re.Match[str]) -> str:
+        label, name = slot[1], slot[2]
+        key = name.lower()
+        if key in self._named:
+            text = self._named[key]
+        else:
+            text = self._number(name) if ".." in name else self._item(key)
+        if label:
+            self._named[label] = text
+        return text[0].upper() + text[1:] if name[0].isupper() else text
+
+    def _number(self, name: str) -> str:
+        low, high = map(int, name.split(".."))
+        return str(low + next(self._words) % (high - low + 1))
+
+    def _item(self, name: str) -> str:
+        items = self._sections[name]
+        fresh = [item for item in items if item not in self._used] or items
+        item = fresh[next(self._words) % len(fresh)]
+        self._used.add(item)
+        return self.text(item)
+
+
+def triples(turns: Sequence[str]) -> set[tuple[str, ...]]:
+    """The word triples of a prompt, or its words where it has fewer."""
+    words = re.findall(r"\w+", " ".join(turns).lower())
+    return {tuple(words[start : start + 3]) for start in range(max(1, len(words) - 2))}
+
+
+def by_hand() -> list[set[tuple[str, ...]]]:
+    """The word triples of each prompt that was written by hand."""
+    records = map(json.loads, BY_HAND.read_text(encoding="utf-8").splitlines())
+    talks = (record.get("messages") or [{"content": record["prompt"]}] for record in records)
+    return [triples([turn["content"] for turn in talk]) for talk in talks]
+
+
+def compose(number: int) -> list[list[str]]:
+    """``number`` different prompts, each a list of turns, the user's first and last."""
+    composer, written = Composer(), by_hand()
+    anywhere = set().union(*written)
+    seen: set[str] = set()
+    prompts = []
+
+    def is_close(turns: list[str]) -> bool:
+        own = triples(turns)
+        if len(own & anywhere) < CLOSE * len(own):
+            return False
+        return any(len(own & other) >= CLOSE * len(own) for other in written)
+
+    for index in range(number):
+        for attempt in count():
+            turns = composer.turns(index, attempt)
+            plain = " ".join(re.findall(r"\w+", " ".join(turns).lower()))
+            if plain not in seen and not is_close(turns):
+                break
+        seen.add(plain)
+        prompts.append(turns)
+    return prompts
+
+
+def record(turns: Sequence[str]) -> dict[str, object]:
+    """A prompt as a line of a prompt file."""
+    if len(turns) == 1:
+        return {"prompt": turns[0]}
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": turns[i]} for i in range(len(turns))]}
 
 
 def main() -> None:
     """Write the prompts as JSONL."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--count", type=int, default=8000)
+    parser.add_argument("--count", type=int, default=24000)
     options = parser.parse_args()
     options.file.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"prompt": prompt}) for prompt in compose(options.count)]
+    lines = [json.dumps(record(turns)) for turns in compose(options.count)]
     options.file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{len(lines)} prompts in {options.file}")
 

@@ -25,7 +25,7 @@ def test_the_demo_run_file_is_read():
 
 def test_what_shapes_a_run():
     """Part of each run's fingerprint: with another value here no run of before would resume."""
-    assert shaping_settings(read("configs/demo.toml").as_dict(), DFlashConfig) == {
+    assert shaping_settings(read("benchmarks/configs/demo.toml").as_dict(), DFlashConfig) == {
         "run": {"seed": 1},
         "target": {"dtype": "auto", "num_features": 5},
         "drafter": {"num_layers": 4, "init": "target", "embedding": "module"},

@@ -114,10 +114,10 @@ def test_nothing_is_said_where_nothing_was_scored():
     assert watch_of(every=2).closing_lines(9.0) == {}
 
 
-@pytest.mark.parametrize("path", ["configs/demo.toml", "configs/gpu.toml"])
-def test_runs_are_not_scored_unless_asked_and_those_of_the_demo_can_be(path):
+@pytest.mark.parametrize(("path", "every"), [("configs/demo.toml", 0), ("configs/gpu.toml", 250)])
+def test_runs_are_scored_where_asked_and_all_of_the_demo_can_be(path, every):
     method, config = read_run(path)
-    assert config.evaluate.every == 0
+    assert config.evaluate.every == every
     scored = method.heldout_specs(config)
     assert scored.keys() == method.specs(config).keys()
     assert {spec.kind for spec in scored.values()} == {"parametric"}
