@@ -76,7 +76,15 @@ def test_settings_that_this_release_does_not_know_shape_a_run():
     assert shaping_settings(settings, DFlashConfig)["train"]["momentum"] == 0.5
 
 
-@pytest.mark.parametrize(("key", "other"), [("loss", "dpace"), ("dpace_alpha", 0.25)])
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("loss", "dpace"),
+        ("dpace_alpha", 0.25),
+        ("distill", "l1"),
+        ("distill_share", 0.5),
+    ],
+)
 def test_a_key_newer_than_the_first_runs_shapes_only_those_that_set_it(key, other):
     """A run of before it, whose record has no such key, goes on with its default."""
     settings = parse({}).as_dict()
@@ -166,7 +174,10 @@ NUMBERS = {
     ),
     **dict.fromkeys(("train.beta1", "train.beta2"), ([0, 0.999999], [-1e-9, 1])),
     "train.lr": ([1e-30, 1e30], [0, -1e-9]),
-    "train.dpace_alpha": ([1e-30, 0.5, 1], [0, -1e-9, 1e-300, 1.000001]),
+    **dict.fromkeys(
+        ("train.dpace_alpha", "train.distill_share"),
+        ([1e-30, 0.5, 1], [0, -1e-9, 1e-300, 1.000001]),
+    ),
 }
 """Floats, and what is taken and refused."""
 
