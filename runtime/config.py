@@ -195,7 +195,9 @@ def _shaping_keys(table: Mapping[str, Any], rules: Mapping[str, Rules]) -> dict[
     return {
         key: value
         for key, value in table.items()
-        if known[key].shapes and value != known[key].left_out
+        # Settings that were kept as JSON have lists for tuples.
+        if known[key].shapes
+        and (tuple(value) if isinstance(value, list) else value) != known[key].left_out
     }
 
 

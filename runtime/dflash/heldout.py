@@ -17,7 +17,7 @@ from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import CHUNK_ROWS, block_targets
 from runtime.dflash.markov import tokens_before
 from runtime.dflash.objective import DraftBucket, accepted_tokens, draft_rows
-from runtime.dflash.samples import bucket_masks, fill_sample
+from runtime.dflash.samples import bucket_masks, fill_sample, sliding_entry
 from runtime.errors import NoSamplesError
 from runtime.target.frozen import FrozenTarget
 from runtime.training.heldout import HeldOutInputs, HeldOutRow
@@ -56,6 +56,7 @@ class HeldOutDrafts:
         samples: int = 0,
     ) -> None:
         self.dataset, self.entries = inputs.dataset, inputs.entries
+        self.beside = inputs.beside
         self.targets = targets
         buckets = BucketPlan(tuple(self.entries)).buckets_of(self.dataset.lengths)
         count = min(samples or len(self.dataset), len(self.dataset))
@@ -78,9 +79,15 @@ class HeldOutDrafts:
     def scorer(self, module: nn.Module, length: int, batch: int, index: int) -> "DraftScorer":
         """Drafts of one bucket; the layers of a drafter on a GPU are compiled by its loss."""
         assert isinstance(module, Drafter)
-        masks = bucket_masks(module, self.entries[length], batch)
-        target = self.targets[index]
-        return DraftScorer(drafter=module, target=target, masks=masks, context=length)
+        entry = self.entries[length]
+        sliding = sliding_entry(self.beside, entry)
+        return DraftScorer(
+            drafter=module,
+            target=self.targets[index],
+            masks=bucket_masks(module, entry, batch),
+            context=length,
+            sliding=None if sliding is None else bucket_masks(module, sliding, batch),
+        )
 
     def fill(self, tensors: Mapping[str, Tensor], row: int, number: int) -> None:
         """Write a sample and some of its anchors into one row."""
@@ -111,7 +118,7 @@ class DraftScorer(DraftBucket):
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``runtime.static.score.Scorer``."""
-        self.masks.update(inputs)
+        self.update_masks(inputs)
         anchors, n_valid = self.masks.params["anchors"], self.masks.params["n_valid"]
         targets = block_targets(
             inputs["input_ids"],
@@ -128,6 +135,7 @@ class DraftScorer(DraftBucket):
             self.hidden_states(inputs)[0],
             anchors,
             self.masks.attention(),
+            self.sliding_attention(),
         )
         # The true tokens before, where decoding takes its own drafts: up to the first wrong draft
         # these are the same, and what comes after it does not count.

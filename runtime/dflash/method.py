@@ -10,12 +10,13 @@ from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.preparation import Preparation
-from runtime.dflash.buckets import heldout_specs, run_specs
+from runtime.dflash.buckets import heldout_specs, run_specs, sliding_specs
 from runtime.dflash.capabilities import EXPORT, Request, check_request
 from runtime.dflash.embedding import fed_scale, serving_note
 from runtime.dflash.folder import is_of
 from runtime.dflash.initialise import calibration_tokens, initial_drafter
 from runtime.dflash.preparation import preparation
+from runtime.dflash.samples import SLIDING
 from runtime.dflash.saved_drafter import export_checkpoint
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.targets import fit_drafter, frozen_targets, remote_targets
@@ -84,6 +85,13 @@ class DFlash(Method[DFlashConfig]):
     def heldout_specs(self, config: DFlashConfig) -> dict[int, MaskSpec]:
         """The parametric entries, which take any anchors."""
         return heldout_specs(config)
+
+    def specs_beside(
+        self, config: DFlashConfig, *, heldout: bool = False
+    ) -> Mapping[str, Mapping[int, MaskSpec]]:
+        """Those of the sliding layers, where there are some."""
+        specs = sliding_specs(config, heldout=heldout)
+        return {SLIDING: specs} if specs else {}
 
     def check(
         self, config: DFlashConfig, placement: Placement, ranks: int, dataset: Dataset | None = None

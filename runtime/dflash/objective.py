@@ -51,6 +51,7 @@ class DraftBucket:
         masks: The bucket's masks.
         context: Tokens of a row.
         teacher: Whether the target's last hidden state is read too; features end with it then.
+        sliding: Masks of the sliding layers over the same anchors, where the drafter has some.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class DraftBucket:
         masks: BucketMasks,
         context: int,
         teacher: bool = False,
+        sliding: BucketMasks | None = None,
     ) -> None:
         self.drafter = drafter
         self.target = target
         self.masks = masks
         self.context = context
         self.teacher = teacher
+        self.sliding = sliding
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -83,6 +86,16 @@ class DraftBucket:
             remote = self.target.remote_dtype
             fields["features"] = Field((B, S, width), remote or torch.bfloat16, remote is None)
         return fields
+
+    def update_masks(self, inputs: Mapping[str, Tensor]) -> None:
+        """Write a batch's masks; those of sliding layers read the same fields."""
+        self.masks.update(inputs)
+        if self.sliding is not None:
+            self.sliding.update(inputs)
+
+    def sliding_attention(self) -> Attention | None:
+        """Attention of the sliding layers, where there are some."""
+        return None if self.sliding is None else self.sliding.attention()
 
     def hidden_states(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """The target's hidden states, computed here, or come with the inputs.
@@ -120,7 +133,7 @@ class DraftObjective(DraftBucket):
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The summed loss with its graph, and the sums of ``sum_names``."""
-        self.masks.update(inputs)
+        self.update_masks(inputs)
         features, last = self.hidden_states(inputs)
         anchors, n_valid = self.masks.params["anchors"], self.masks.params["n_valid"]
         targets = block_targets(
@@ -141,6 +154,7 @@ class DraftObjective(DraftBucket):
             targets.weights,
             self.masks.attention(),
             **self._teacher(last, anchors),
+            sliding=self.sliding_attention(),
         )
         with torch.no_grad():
             correct = result.correct.view_as(targets.weights)

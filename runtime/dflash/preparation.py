@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from runtime.data.preparation import Preparation
-from runtime.dflash.buckets import run_specs
+from runtime.dflash.buckets import run_specs, sliding_specs
 from runtime.dflash.capabilities import Request, check_request
 from runtime.dflash.embedding import fed_scale
 from runtime.dflash.settings import DFlashConfig
@@ -37,6 +37,8 @@ def preparation(config: DFlashConfig) -> Preparation:
         features="stored" if stores else "online",
     )
     check_request(request)
+    # Refused here as well as in training, before a prompt is answered.
+    sliding_specs(config)
     return Preparation(
         config=config,
         placement=placement,

@@ -2,13 +2,18 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from maskgen.entry import MaskEntry
 from runtime.data.dataset import Dataset, Sample
+from runtime.dflash.buckets import context_of
 from runtime.dflash.drafter import Drafter
-from runtime.errors import SampleTooLongError
+from runtime.errors import BucketMissingError, SampleTooLongError
 from runtime.static.masks import BucketMasks
+
+SLIDING = "sliding"
+"""Name of the sliding layers' entries beside a run's own."""
 
 
 def fill_sample(tensors: Mapping[str, Tensor], row: int, dataset: Dataset, number: int) -> Sample:
@@ -37,6 +42,30 @@ def fill_sample(tensors: Mapping[str, Tensor], row: int, dataset: Dataset, numbe
         width = tensors["features"].shape[-1]
         tensors["features"][row, :length] = sample.features[:, :width]
     return sample
+
+
+def sliding_entry(
+    beside: Mapping[str, Mapping[int, MaskEntry]], entry: MaskEntry
+) -> MaskEntry | None:
+    """The entry of the sliding layers beside a full one; None where no layer slides.
+
+    Args:
+        beside: Of ``Inputs`` or ``HeldOutInputs``.
+        entry: The full one.
+
+    Raises:
+        BucketMissingError: Its layouts are others: it was built by another maskgen.
+    """
+    if SLIDING not in beside:
+        return None
+    sliding = beside[SLIDING][context_of(entry.spec)]
+    for name, drawn in entry.params.items():
+        if not torch.equal(sliding.params[name], drawn):
+            raise BucketMissingError(
+                f"mask {sliding.name!r} must have the {name} of {entry.name!r}, and has others; "
+                "build both again, into another cache"
+            )
+    return sliding
 
 
 def bucket_masks(drafter: Drafter, entry: MaskEntry, batch: int) -> BucketMasks:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from runtime.config import Config, DataConfig, EvaluateConfig, TargetConfig, TrainConfig
+from runtime.dflash.config import LAYER_KINDS
+from runtime.errors import ConfigError
 from runtime.rules import UNSHAPING, setting
 
 
@@ -33,6 +35,25 @@ class DrafterOptions:
     embedding: str = setting("module", one_of=("module", "rows"))
     """What the drafter is fed: ``module``, the output of the target's embedding module, or
     ``rows``, the rows of its weight. They differ for targets that scale them, as Gemma does."""
+    layers: tuple[str, ...] = setting((), newer=True)
+    """``full`` or ``sliding`` for each of ``num_layers``; empty: all full. Sliding layers have mask
+    entries of their own, ``<masks>-sliding`` beside ``<masks>``."""
+    sliding_window: int = setting(2048, at_least=2, at_most=2**31 - 1, newer=True)
+    """Keys that a row of a sliding layer sees, itself counted; at least draft_block_size."""
+
+    def __post_init__(self) -> None:
+        known = set(self.layers) <= set(LAYER_KINDS)
+        if self.layers and not (known and len(self.layers) == self.num_layers):
+            rule = (
+                f"must be {' or '.join(LAYER_KINDS)} for each of drafter.num_layers = "
+                f"{self.num_layers} layers, or empty"
+            )
+            raise ConfigError("drafter.layers", list(self.layers), rule)
+
+    @property
+    def slides(self) -> bool:
+        """Whether a layer slides."""
+        return "sliding" in self.layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,6 +44,9 @@ def fit_drafter(request: Request) -> DrafterConfig:
         target_layer_ids=asked.outline.default_layer_ids(config.target.num_features),
         embedding="rows",
     )
+    options = config.drafter
+    if options.slides:
+        network = replace(network, layers=options.layers, sliding_window=options.sliding_window)
     check_request(replace(asked, network=network))
     for note in made_up(asked.outline):
         say(note)

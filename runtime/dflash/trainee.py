@@ -18,9 +18,10 @@ from runtime.dflash.folder import target_record
 from runtime.dflash.heldout import HeldOutDrafts
 from runtime.dflash.loss import HeadLoss
 from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
-from runtime.dflash.samples import bucket_masks, fill_sample
+from runtime.dflash.samples import bucket_masks, fill_sample, sliding_entry
 from runtime.dflash.saved_drafter import FEATURE_SCALE, TARGET, save_published
-from runtime.dflash.settings import DFlashConfig, DFlashTrain
+from runtime.dflash.settings import DFlashConfig, DFlashTrain, DrafterOptions
+from runtime.errors import ConfigError
 from runtime.target.frozen import FrozenTarget
 from runtime.training.inputs import Inputs
 from runtime.training.method import Trainee
@@ -54,6 +55,7 @@ class DrafterTrainee(Trainee):
         remote_targets: Sequence[RemoteTarget] = (),
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
+        _check_layers(config.drafter, network)
         self.config = config
         self.dataset = inputs.dataset
         self.network = network
@@ -72,6 +74,7 @@ class DrafterTrainee(Trainee):
                 draft_block_size=network.draft_block_size,
                 samples=config.evaluate.samples,
             )
+        self.beside = inputs.beside
         self._weights = weights
         self._losses: dict[nn.Module, Callable[..., HeadLoss]] = {}
         self._choosers = {
@@ -116,6 +119,7 @@ class DrafterTrainee(Trainee):
             gamma=0.0 if dpace else train.gamma,
             loss_of=self._losses[module],
             teacher=train.has_teacher,
+            sliding=sliding_entry(self.beside, entry),
         )
 
     def first_weights(self) -> Mapping[str, Tensor]:
@@ -149,6 +153,15 @@ class DrafterTrainee(Trainee):
         )
 
 
+def _check_layers(options: DrafterOptions, network: DrafterConfig) -> None:
+    """Refuse a network whose layers are not those that the masks are for."""
+    asked = (options.layers, options.sliding_window) if options.slides else ((), None)
+    if asked != (network.layers, network.sliding_window):
+        kinds = ["sliding" if slides else "full" for slides in network.slides]
+        rule = f"must be the drafter's own, {kinds} with sliding_window = {network.sliding_window}"
+        raise ConfigError("drafter.layers", list(options.layers), rule)
+
+
 def bucket_objective(
     drafter: Drafter,
     target: FrozenTarget,
@@ -159,6 +172,7 @@ def bucket_objective(
     gamma: float,
     loss_of: Callable[..., HeadLoss],
     teacher: bool = False,
+    sliding: MaskEntry | None = None,
 ) -> DraftObjective:
     """The loss of one bucket with its masks, on the drafter's device.
 
@@ -171,6 +185,7 @@ def bucket_objective(
         gamma: Loss decay.
         loss_of: One for all buckets of a drafter, see ``loss_on_device``.
         teacher: Whether it compares with the target's distribution.
+        sliding: The mask of the sliding layers, where there are some.
     """
     masks = bucket_masks(drafter, entry, batch)
     return DraftObjective(
@@ -181,6 +196,7 @@ def bucket_objective(
         gamma=gamma,
         loss_of=loss_of,
         teacher=teacher,
+        sliding=None if sliding is None else bucket_masks(drafter, sliding, batch),
     )
 
 

@@ -1,6 +1,6 @@
 """The mask entries of a run: asked for in its run file, found in the cache."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from cache import Store
 from cache.advice import how_to_build
@@ -38,7 +38,12 @@ def named_specs(
     return dict(sorted(by_length.items()))
 
 
-def load_buckets(store: Store, specs: Mapping[int, MaskSpec], config: str) -> dict[int, MaskEntry]:
+def load_buckets(
+    store: Store,
+    specs: Mapping[int, MaskSpec],
+    beside: Mapping[str, Mapping[int, MaskSpec]],
+    config: str,
+) -> tuple[dict[int, MaskEntry], dict[str, dict[int, MaskEntry]]]:
     """Load the entries of a run's buckets, all from one version of the cache.
 
     The current version is looked at first, then the others, the newest first: another run file that
@@ -47,20 +52,29 @@ def load_buckets(store: Store, specs: Mapping[int, MaskSpec], config: str) -> di
     Args:
         store: The cache.
         specs: Bucket length -> what the run file asks for.
+        beside: Further masks of these buckets by name.
         config: Path of the run file, named in errors.
 
     Raises:
         BucketMissingError: No version has these entries; says what builds them.
     """
-    found = find_version(store, [spec.digest for spec in specs.values()])
+    more = {
+        name: {length: by_length[length] for length in specs} for name, by_length in beside.items()
+    }
+    asked = [spec for by_length in (specs, *more.values()) for spec in by_length.values()]
+    found = find_version(store, [spec.digest for spec in asked])
     if found is None:
-        raise BucketMissingError(_what_is_missing(store, specs, config))
+        raise BucketMissingError(_what_is_missing(store, asked, config))
     version, infos = found
-    try:
+
+    def loaded(by_length: Mapping[int, MaskSpec]) -> dict[int, MaskEntry]:
         return {
             length: load_entry(store, infos[spec.digest].name, version.id)
-            for length, spec in specs.items()
+            for length, spec in by_length.items()
         }
+
+    try:
+        return loaded(specs), {name: loaded(by_length) for name, by_length in more.items()}
     except MaskSpecError as error:
         raise BucketMissingError(
             f"version {version.id[:12]} of {store.location} cannot be read ({error}); "
@@ -68,11 +82,11 @@ def load_buckets(store: Store, specs: Mapping[int, MaskSpec], config: str) -> di
         ) from error
 
 
-def _what_is_missing(store: Store, specs: Mapping[int, MaskSpec], config: str) -> str:
+def _what_is_missing(store: Store, specs: Iterable[MaskSpec], config: str) -> str:
     """The first mask that the current version lacks, and how it differs from one of its name."""
     current = store.version()
     built = entries_by_spec(current)
-    spec = next(spec for spec in specs.values() if spec.digest not in built)
+    spec = next(spec for spec in specs if spec.digest not in built)
     info = current.entries.get(spec.name)
     build = how_to_build(store.location)
     if info is None:

@@ -1,7 +1,7 @@
 """Held-out data that a run is scored on while it trains: what a method has to offer for it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ class HeldOutInputs:
     """The held-out samples."""
     entries: Mapping[int, MaskEntry]
     """Bucket length -> entry."""
+    beside: Mapping[str, Mapping[int, MaskEntry]] = field(default_factory=dict)
+    """As ``Inputs.beside``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from runtime.data.prepared import check_prepared
 from runtime.errors import DatasetError, NoSamplesError
 from runtime.training.entries import load_buckets
 from runtime.training.heldout import HeldOutInputs
+
+NONE_BESIDE: Mapping[str, Mapping[int, Any]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +58,8 @@ class Inputs:
     """Of rows."""
     entries: Mapping[int, MaskEntry]
     """Bucket length -> entry, of every bucket that rows fall into."""
+    beside: Mapping[str, Mapping[int, MaskEntry]] = field(default_factory=dict)
+    """Further masks of these buckets, as ``Method.specs_beside`` names them."""
     heldout: HeldOutInputs | None
     """What the run is scored on meanwhile, if it is; it shapes nothing."""
     mask_version: str
@@ -76,6 +80,8 @@ def gather_inputs(
     dataset: Dataset,
     rows: Rows,
     heldout_specs: Mapping[int, MaskSpec],
+    beside: Mapping[str, Mapping[int, MaskSpec]] = NONE_BESIDE,
+    heldout_beside: Mapping[str, Mapping[int, MaskSpec]] = NONE_BESIDE,
 ) -> Inputs:
     """Plan the steps and load the masks that they need.
 
@@ -87,6 +93,8 @@ def gather_inputs(
         rows: Made of them.
         heldout_specs: Bucket length -> entry that held-out rows are scored on; empty where the
             run is not scored.
+        beside: Further entries of the buckets of ``specs``.
+        heldout_beside: Those of the buckets of ``heldout_specs``.
 
     Raises:
         DatasetError: The held-out split cannot be read, or is of other data.
@@ -96,14 +104,16 @@ def gather_inputs(
     """
     plan = StepPlan(rows.lengths, rows.buckets, config.train.global_batch, config.run.seed)
     store = cache.open_store(config.cache)
-    entries = load_buckets(store, {length: specs[length] for length in plan.buckets}, config_path)
-    shapes = shaping(config, entries, dataset)
+    needed = {length: specs[length] for length in plan.buckets}
+    entries, more = load_buckets(store, needed, beside, config_path)
+    shapes = shaping(config, entries, dataset, more)
     return Inputs(
         dataset=dataset,
         rows=rows,
         plan=plan,
         entries=entries,
-        heldout=_heldout(dataset, heldout_specs, store, config_path),
+        beside=more,
+        heldout=_heldout(dataset, heldout_specs, heldout_beside, store, config_path),
         mask_version=next(iter(entries.values())).version,
         shaping=shapes,
         fingerprint=cache.sha256_hex(json.dumps(shapes, sort_keys=True).encode()),
@@ -112,7 +122,11 @@ def gather_inputs(
 
 
 def _heldout(
-    dataset: Dataset, specs: Mapping[int, MaskSpec], store: cache.Store, config_path: str
+    dataset: Dataset,
+    specs: Mapping[int, MaskSpec],
+    beside: Mapping[str, Mapping[int, MaskSpec]],
+    store: cache.Store,
+    config_path: str,
 ) -> HeldOutInputs | None:
     if not specs:
         return None
@@ -125,7 +139,8 @@ def _heldout(
             f"{PREPARE}, or set evaluate.every = 0",
             {},
         )
-    return HeldOutInputs(dataset=heldout, entries=load_buckets(store, specs, config_path))
+    entries, more = load_buckets(store, specs, beside, config_path)
+    return HeldOutInputs(dataset=heldout, entries=entries, beside=more)
 
 
 def open_data(config: Config, longest: int) -> Dataset:
@@ -149,10 +164,17 @@ def open_data(config: Config, longest: int) -> Dataset:
     return dataset
 
 
-def shaping(config: Config, entries: Mapping[int, MaskEntry], dataset: Dataset) -> dict[str, Any]:
+def shaping(
+    config: Config,
+    entries: Mapping[int, MaskEntry],
+    dataset: Dataset,
+    beside: Mapping[str, Mapping[int, MaskEntry]] = NONE_BESIDE,
+) -> dict[str, Any]:
     """Settings, masks and data as JSON: equal when two runs compute the same."""
     shapes: dict[str, Any] = shaping_settings(config.as_dict(), type(config))
     shapes["masks"] = {str(context): entry.sha256 for context, entry in sorted(entries.items())}
+    for name, more in sorted(beside.items()):
+        shapes["masks"] |= {f"{name}/{length}": e.sha256 for length, e in sorted(more.items())}
     # Where bad lines are depends on how the prompt files are spelled, and the target may have moved
     # since; its digest stands there too.
     data = {key: value for key, value in dataset.meta.items() if key != "places"}

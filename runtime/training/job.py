@@ -249,6 +249,8 @@ def open_inputs(
     check_watch(config)
     specs = method.specs(config)
     heldout_specs = method.heldout_specs(config) if config.evaluate.every else {}
+    beside = method.specs_beside(config)
+    heldout_beside = method.specs_beside(config, heldout=True) if heldout_specs else {}
     method.check(config, placement, ranks)
     dataset = open_data(config, max(specs))
     method.check(config, placement, ranks, dataset)
@@ -260,6 +262,8 @@ def open_inputs(
         dataset=dataset,
         rows=rows,
         heldout_specs=heldout_specs,
+        beside=beside,
+        heldout_beside=heldout_beside,
     )
 
 

@@ -141,6 +141,25 @@ class Method(Protocol[C]):
         rule = f"must be 0 where run.method = {config.run.method!r}, which has no such score yet"
         raise ConfigError("evaluate.every", config.evaluate.every, rule)
 
+    def specs_beside(
+        self, config: C, *, heldout: bool = False
+    ) -> Mapping[str, Mapping[int, MaskSpec]]:
+        """Further masks of the same buckets, where a step attends by more than one.
+
+        Args:
+            config: The run file.
+            heldout: Of the buckets of ``heldout_specs``, else of those of ``specs``.
+
+        Returns:
+            A name of the method's own -> bucket length -> entry; none unless said otherwise.
+
+        Raises:
+            ConfigError: ``[masks]`` has none for it.
+            MaskSpecError: ``[masks]`` is wrong.
+        """
+        del config, heldout
+        return {}
+
     def preparation(self, config: C) -> Preparation:
         """What ``runtime.prepare`` makes of the prompts: tokens only, unless said otherwise.
 

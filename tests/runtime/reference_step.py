@@ -21,7 +21,8 @@ class Reference:
         head: ``[V, H]``.
         feature_scale: One number for each fused layer.
         network: Sizes: ``heads``, ``kv_heads``, ``head_dim``, ``layers``, ``block``, ``mask_id``,
-            ``theta``, ``eps``, and ``embedding_scale``.
+            ``theta``, ``eps``, ``embedding_scale``, and ``windows``, which may be left out: of each
+            layer the keys that a row sees, itself counted, or None where it is a full one.
         train: ``lr``, ``min_lr_ratio``, ``warmup``, ``steps``, ``betas``, ``weight_decay``,
             ``clip``, ``gamma``; ``dpace_alpha`` where the loss is D-PACE, else None; and
             ``distill``, kind and share, where features end with the target's last hidden state.
@@ -162,18 +163,29 @@ class Reference:
         x = self.embed[tokens] * self.network["embedding_scale"]
         for layer, (keys, values) in enumerate(memory):
             # The context strictly before the anchor; its own state is not known when drafting.
-            x = self.decoder_layer(f"layers.{layer}.", x, keys[:anchor], values[:anchor], anchor)
+            window = self.network["windows"][layer] if "windows" in self.network else None
+            keys, values = keys[:anchor], values[:anchor]
+            x = self.decoder_layer(f"layers.{layer}.", x, keys, values, anchor, window)
         return self.norm(x, "norm") @ self.head.T
 
-    def decoder_layer(self, at, x, keys, values, anchor):
+    def decoder_layer(self, at, x, keys, values, anchor, window):
         normed = self.norm(x, f"{at}input_layernorm")
         positions = [anchor + slot for slot in range(len(x))]
-        # Every slot sees the whole block, in both directions.
+        # Every slot sees the whole block, in both directions; in a sliding layer the last
+        # so many positions up to its own.
         own = self.key_value(f"{at}self_attn.", normed, positions)
         keys, values = torch.cat((keys, own[0])), torch.cat((values, own[1]))
         queries = self.norm(self.heads(f"{at}self_attn.q_proj", normed), f"{at}self_attn.q_norm")
         queries = self.turned(queries, positions)
-        seen = torch.stack([self.attend(query, keys, values) for query in queries])
+        ranges = [slice(None)] * len(queries)
+        if window is not None:
+            ranges = [slice(max(0, p + 1 - window), p + 1) for p in positions]
+        seen = torch.stack(
+            [
+                self.attend(query, keys[near], values[near])
+                for query, near in zip(queries, ranges, strict=True)
+            ]
+        )
         x = x + seen @ self.weights[f"{at}self_attn.o_proj.weight"].T
         return x + self.mlp(f"{at}mlp.", self.norm(x, f"{at}post_attention_layernorm"))
 

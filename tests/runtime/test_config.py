@@ -165,6 +165,7 @@ RANGES = {
     "train.steps": (1, 10**9),
     "train.global_batch": (1, 10**6),
     "train.accumulate": (1, 10**6),
+    "drafter.sliding_window": (2, 2**31 - 1),
 }
 NUMBERS = {
     **dict.fromkeys(("train.weight_decay", "train.clip", "train.gamma"), ([0, 1e30], [-1e-9])),

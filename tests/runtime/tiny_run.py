@@ -2,6 +2,7 @@
 
 import io
 from contextlib import redirect_stderr
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -74,6 +75,13 @@ def make_config(tmp_path, *, contexts=(16, 32), anchors=6, **sections):
         },
         "train": {"steps": 6, "global_batch": 4, "log_every": 1, "save_every": 3, "lr": 1e-2},
     }
+    window = sections.get("drafter", {}).get("sliding_window")
+    if window:
+        slides = {**entry, "layer": "sliding", "window": window}
+        raw["masks"]["entry"] += [
+            {**raw["masks"]["entry"][0], **slides, "name": "dflash-sliding", "drawn_as": "dflash"},
+            {**slides, "name": "dflash-sliding-data", "kind": "parametric"},
+        ]
     for section, values in sections.items():
         raw[section] = raw.get(section, {}) | values
     (tmp_path / "run").mkdir(exist_ok=True)
@@ -102,6 +110,14 @@ def drafter_config():
         num_target_layers=4,
         max_position_embeddings=512,
     )
+
+
+def network_of(config):
+    """With the layers that a run file asks for."""
+    options = config.drafter
+    if not options.slides:
+        return drafter_config()
+    return replace(drafter_config(), layers=options.layers, sliding_window=options.sliding_window)
 
 
 def frozen_target(device="cpu", dtype=torch.float32, seed=5):
@@ -133,7 +149,7 @@ def make_trainer(config, *, target=None, remote_targets=(), processes=None, netw
     trainee = DrafterTrainee(
         config=config,
         inputs=inputs,
-        network=network or drafter_config(),
+        network=network or network_of(config),
         targets=[
             target or frozen_target(device, placement.compute_dtype) for device in placement.devices
         ],

@@ -18,12 +18,12 @@ from tests.runtime.tiny_run import (
     LAYERS,
     VOCAB,
     build_masks,
-    drafter_config,
     first_drafter,
     frozen_target,
     inputs_of,
     make_config,
     make_trainer,
+    network_of,
 )
 
 TOKENS = 3
@@ -114,9 +114,9 @@ def run(config, stored=True, *, first_step=0, state=None):
         trainer.teardown()
 
 
-def plain_tau(weights, samples, stored):
+def plain_tau(weights, samples, stored, network):
     """Sums of every sample, at one position after another."""
-    target, network = target_of(stored), drafter_config()
+    target = target_of(stored)
     reference = Reference(
         weights,
         embed=target.embed_weight,
@@ -132,6 +132,7 @@ def plain_tau(weights, samples, stored):
             "theta": network.rope_theta,
             "eps": network.rms_norm_eps,
             "embedding_scale": network.embedding_scale,
+            "windows": [network.sliding_window if slides else None for slides in network.slides],
         },
         train={},
     )
@@ -170,12 +171,23 @@ def scores(rows):
 
 
 @pytest.mark.parametrize(
-    ("stored", "anchors", "devices"),
-    [(True, "layouts", "cpu"), (False, "data", "cpu"), (True, "data", "cpu,cpu")],
+    ("stored", "anchors", "devices", "layers"),
+    [
+        (True, "layouts", "cpu", ()),
+        (False, "data", "cpu", ()),
+        (True, "data", "cpu,cpu", ()),
+        (True, "layouts", "cpu", ("full", "sliding")),
+        (True, "data", "cpu", ("sliding", "sliding")),
+    ],
 )
-def test_it_is_tau_of_a_plain_drafter_over_all_positions(tmp_path, stored, anchors, devices):
+def test_it_is_tau_of_a_plain_drafter_over_all_positions(
+    tmp_path, stored, anchors, devices, layers
+):
     train = {"anchors": anchors, "steps": 5, "save_every": 2}
-    config, held = prepared(tmp_path, stored=stored, train=train, run={"devices": devices})
+    drafter = {"num_layers": 2, "layers": layers, "sliding_window": 5} if layers else {}
+    config, held = prepared(
+        tmp_path, stored=stored, train=train, run={"devices": devices}, drafter=drafter
+    )
     result, rows, weights = run(config, stored)
     assert "0 compiles, 0 FX traces, 0 host mask builds, 5 steps" in result.summary
     found = scores(rows)
@@ -185,7 +197,7 @@ def test_it_is_tau_of_a_plain_drafter_over_all_positions(tmp_path, stored, ancho
         (found[1], master_weights(saved[4].load())),
         (found[2], weights),
     ):
-        sums = plain_tau(after, held, stored)
+        sums = plain_tau(after, held, stored, network_of(config))
         assert len(sums) == 5
         tokens, blocks = sums.sum(axis=0)
         assert row["heldout_tau"] == pytest.approx(tokens / blocks, abs=1e-12)
@@ -201,7 +213,7 @@ def test_it_is_tau_of_a_plain_drafter_over_all_positions(tmp_path, stored, ancho
 def test_only_so_many_samples(tmp_path):
     config, held = prepared(tmp_path, evaluate={"every": 6, "samples": 2})
     _, rows, weights = run(config)
-    tokens, blocks = plain_tau(weights, held[:2], True).sum(axis=0)
+    tokens, blocks = plain_tau(weights, held[:2], True, network_of(config)).sum(axis=0)
     assert scores(rows)[0]["heldout_tau"] == pytest.approx(tokens / blocks, abs=1e-12)
 
 

@@ -18,12 +18,12 @@ from tests.runtime.tiny_run import (
     LAYERS,
     VOCAB,
     build_masks,
-    drafter_config,
     first_drafter,
     frozen_target,
     inputs_of,
     make_config,
     make_trainer,
+    network_of,
 )
 
 SCALE = [1.0, 2.0]
@@ -157,6 +157,7 @@ def reference_of(config, network):
             "theta": network.rope_theta,
             "eps": network.rms_norm_eps,
             "embedding_scale": network.embedding_scale,
+            "windows": [network.sliding_window if slides else None for slides in network.slides],
         },
         train={
             "lr": train.lr,
@@ -250,6 +251,8 @@ CASES = {
         "cpu",
         {"anchors": "data", "loss": "dpace", "dpace_alpha": 0.3, "accumulate": 2, "clip": 0.3},
     ),
+    "sliding": ("stored", "cpu", {"gamma": 2.0, "clip": 0.5}),
+    "sliding over data anchors": ("online", "cpu,cpu", {"anchors": "data", "global_batch": 4}),
     "dpace on two ranks": (
         "online",
         "cpu,cpu",
@@ -273,11 +276,17 @@ CASES = {
 }
 
 
+SLIDING = {"layers": ["full", "sliding"], "sliding_window": 6}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_equals_the_reference(tmp_path, monkeypatch, case):
     where, devices, train = CASES[case]
-    config = make_config(tmp_path, run={"devices": devices, "seed": 3}, train={**TRAIN, **train})
-    network = replace(drafter_config(), embedding_scale=1.75 if case == "layouts" else 1.0)
+    drafter = {"num_layers": 2, **SLIDING} if "sliding" in case else {}
+    config = make_config(
+        tmp_path, run={"devices": devices, "seed": 3}, train={**TRAIN, **train}, drafter=drafter
+    )
+    network = replace(network_of(config), embedding_scale=1.75 if case == "layouts" else 1.0)
     totals, rows, weights = run(tmp_path, monkeypatch, config, where, network)
     reference, clipped = reference_of(config, network), []
     for batch, found, row in zip(batches(config, where == "stored"), totals, rows, strict=True):
