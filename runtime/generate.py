@@ -37,6 +37,15 @@ from runtime.options import Command, devices_option
 @click.option(
     "--max-new-tokens", default=256, show_default=True, type=click.IntRange(min=1), metavar="N"
 )
+@click.option(
+    "--confidence",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    metavar="X",
+    help="Cut a draft block before the first draft of less confidence, for a drafter with a "
+    "confidence head; 0 never cuts. The text is the same.",
+)
 @devices_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
@@ -46,6 +55,7 @@ def main(
     chat_template: str | None,
     keywords: tuple[str, ...],
     max_new_tokens: int,
+    confidence: float,
     devices: str | None,
     as_json: bool,
 ) -> None:
@@ -62,6 +72,7 @@ def main(
         chat_template=chat_template,
         keywords=_parse_keywords(keywords),
         devices=devices or "auto",
+        confidence=confidence,
     )
     counts, pieces = [], []
     for new, piece in writer.stream(prompt, max_new_tokens):

@@ -91,16 +91,20 @@ def evaluate_drafter(
         target: The target.
         drafter: Takes raw features (``saved_drafter.servable``), on the target's device.
         dataset: The held-out split.
-        config: ``evaluate.prompts`` and ``evaluate.max_new_tokens`` are read.
-        untrained: Where the drafter started from; as ``drafter``.
+        config: ``evaluate.prompts``, ``max_new_tokens`` and ``confidence`` are read.
+        untrained: Where the drafter started from; as ``drafter``. Its blocks are never cut.
 
     Raises:
         NoSamplesError: No held-out sample has a prompt and an answer that is not repetition.
+        ConfigError: Blocks are to be cut, and the drafter has no confidence head.
     """
     prompts = {i: _prompt(dataset, i) for i in range(len(dataset))}
     usable = {i: prompt for i, prompt in prompts.items() if prompt}
     limit, wanted = config.evaluate.max_new_tokens, config.evaluate.prompts
-    sessions = [DraftSession(target, which) for which in (drafter, untrained)]
+    sessions = [
+        DraftSession(target, drafter, confidence=config.evaluate.confidence),
+        DraftSession(target, untrained),
+    ]
     for prompt in list(usable.values())[:1]:
         # The first calls on a device pay for its set-up.
         greedy(target, prompt, min(limit, WARM_UP_TOKENS))

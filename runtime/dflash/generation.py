@@ -26,12 +26,13 @@ class Writer:
         chat_template: As ``data.chat_template``; the one that the folder names if left out.
         keywords: Of the chat template, over those that the folder names.
         devices: As ``run.devices``; the first one is used.
+        confidence: See ``DraftSession``.
 
     Raises:
         CheckpointError: There is no drafter that can be read.
         TargetNotFoundError: The target cannot be loaded.
-        ConfigError: The template cannot be read, a device is not there, or the drafter is of
-            another kind of target.
+        ConfigError: The template cannot be read, a device is not there, the drafter is of another
+            kind of target, or it has no confidence head to cut its blocks by.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Writer:
         chat_template: str | None = None,
         keywords: Mapping[str, Any],
         devices: str = "auto",
+        confidence: float = 0.0,
     ) -> None:
         record = read_target_record(folder) or {"name": TargetConfig().model}
         name = target_name or record["name"]
@@ -62,7 +64,7 @@ class Writer:
                 raise TargetNotFoundError(f"{error}; name the drafter's with --target") from error
             raise
         self.template = ChatTemplate.of(self.target.tokenizer, choice)
-        self.session = DraftSession(self.target, drafter)
+        self.session = DraftSession(self.target, drafter, confidence=confidence)
         self.same_target = same_target(folder, self.target, say)
         """Whether the drafter was trained for this target; None where its folder does not say."""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from runtime.dflash.distillation import Distillation
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import HeadLoss, block_targets, head_loss
+from runtime.dflash.markov import tokens_before
 from runtime.dflash.teacher import teacher_rows
 from runtime.static.attention import Attention, backend_of
 from runtime.static.buffers import Field
@@ -277,8 +278,21 @@ def draft_loss(
         head_loss: ``runtime.dflash.loss.head_loss``, compiled or by D-PACE or as it is.
     """
     rows = draft_rows(drafter, target, input_ids, features, anchors, attention, sliding)
-    taught = {} if teacher is None else {"teacher": teacher}
-    return head_loss(rows, target.head_weight, labels.flatten(), weights.flatten(), **taught)
+    more = {} if teacher is None else {"teacher": teacher}
+    more |= _markov(drafter, input_ids.gather(1, anchors.long()), labels)
+    return head_loss(rows, target.head_weight, labels.flatten(), weights.flatten(), **more)
+
+
+def _markov(drafter: Drafter, anchor_tokens: Tensor, labels: Tensor) -> dict[str, Any]:
+    """What the head's loss adds to the logits, looked up outside of compiled code.
+
+    After the layers, so that the backward pass finishes it before theirs.
+    """
+    head = drafter.markov_head
+    if head is None:
+        return {}
+    rows = head.rows(tokens_before(anchor_tokens, labels).flatten())
+    return {"markov": (rows, head.markov_w2.weight)}
 
 
 def draft_rows(

@@ -40,6 +40,9 @@ class DrafterOptions:
     entries of their own, ``<masks>-sliding`` beside ``<masks>``."""
     sliding_window: int = setting(2048, at_least=2, at_most=2**31 - 1, newer=True)
     """Keys that a row of a sliding layer sees, itself counted; at least draft_block_size."""
+    markov_rank: int = setting(0, at_least=0, at_most=2**14, newer=True)
+    """Rank of a Markov head, which makes a drafter DSpark's: each draft adds to the logits of the
+    next slot. 256 is usual; 0 for none, DFlash."""
 
     def __post_init__(self) -> None:
         known = set(self.layers) <= set(LAYER_KINDS)
@@ -93,6 +96,9 @@ class DFlashEvaluate(EvaluateConfig):
     """Held-out prompts used."""
     max_new_tokens: int = setting(96, at_least=1)
     """Longest answer, in tokens."""
+    confidence: float = setting(0.0, at_least=0, at_most=1)
+    """A draft block is cut before the first draft that the drafter's confidence head puts below
+    this; 0 never cuts. The text stays the target's own, whatever it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

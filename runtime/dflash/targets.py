@@ -45,6 +45,7 @@ def fit_drafter(request: Request) -> DrafterConfig:
         embedding="rows",
     )
     options = config.drafter
+    network = replace(network, markov_rank=options.markov_rank)
     if options.slides:
         network = replace(network, layers=options.layers, sliding_window=options.sliding_window)
     check_request(replace(asked, network=network))

@@ -68,6 +68,7 @@ class Reference:
                     continue
                 sums["anchors_kept"] += 1
                 logits = self.draft(memory, input_ids[anchor], anchor)
+                logits = self.with_markov_head(logits, input_ids, anchor)
                 # The target read the text up to the token before the one that it predicts.
                 taught = {
                     slot: (self.head @ last[anchor + slot - 1]).softmax(0)
@@ -167,6 +168,27 @@ class Reference:
             keys, values = keys[:anchor], values[:anchor]
             x = self.decoder_layer(f"layers.{layer}.", x, keys, values, anchor, window)
         return self.norm(x, "norm") @ self.head.T
+
+    def with_markov_head(self, logits, input_ids, anchor):
+        """Slot by slot: the true token before it adds to its logits (DSpark, arXiv 2607.05147)."""
+        if "markov_head.markov_w1.weight" not in self.weights:
+            return logits
+        first, second = (self.weights[f"markov_head.markov_w{i}.weight"] for i in (1, 2))
+        rows = [logits[0]]
+        for slot in range(1, len(logits)):
+            before = anchor + slot - 1
+            known = before < len(input_ids)
+            rows.append(logits[slot] + second @ first[input_ids[before]] if known else logits[slot])
+        return torch.stack(rows)
+
+    def decode(self, memory, token, anchor):
+        """Drafts of a block, slot 0 the known token: each follows from the one before it."""
+        logits = self.draft(memory, token, anchor)
+        text = {anchor: token}
+        for slot in range(1, len(logits)):
+            ids = [text.get(at, 0) for at in range(anchor + slot)]
+            text[anchor + slot] = int(self.with_markov_head(logits, ids, anchor)[slot].argmax())
+        return list(text.values())
 
     def decoder_layer(self, at, x, keys, values, anchor, window):
         normed = self.norm(x, f"{at}input_layernorm")

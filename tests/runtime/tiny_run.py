@@ -113,11 +113,12 @@ def drafter_config():
 
 
 def network_of(config):
-    """With the layers that a run file asks for."""
+    """With the layers and the head that a run file asks for."""
     options = config.drafter
+    network = replace(drafter_config(), markov_rank=options.markov_rank)
     if not options.slides:
-        return drafter_config()
-    return replace(drafter_config(), layers=options.layers, sliding_window=options.sliding_window)
+        return network
+    return replace(network, layers=options.layers, sliding_window=options.sliding_window)
 
 
 def frozen_target(device="cpu", dtype=torch.float32, seed=5):
@@ -130,8 +131,8 @@ def frozen_target(device="cpu", dtype=torch.float32, seed=5):
     )
 
 
-def first_drafter() -> Drafter:
-    return random_start(drafter_config(), torch.Generator().manual_seed(3))
+def first_drafter(network=None) -> Drafter:
+    return random_start(network or drafter_config(), torch.Generator().manual_seed(3))
 
 
 def inputs_of(config, path="run.toml", *, ranks=1):
@@ -171,7 +172,7 @@ def train(config, *, first_step=0, state=None):
     trainer = make_trainer(config)
     try:
         trainer.prepare()
-        weights = None if state else first_drafter().state_dict()
+        weights = None if state else first_drafter(network_of(config)).state_dict()
         trainer.start_from(weights=weights, state=state)
         result = trainer.run(first_step)
         rows = read_metrics(trainer.folder / "metrics.jsonl")

@@ -42,6 +42,9 @@ HELDOUT = [
     (21, [(17, 21)]),
 ]
 
+SLIDING = {"num_layers": 2, "layers": ["full", "sliding"], "sliding_window": 5}
+MARKOV = {"markov_rank": 5}
+
 
 @pytest.fixture(autouse=True)
 def quiet(capsys):
@@ -106,7 +109,7 @@ def run(config, stored=True, *, first_step=0, state=None):
     trainer = make_trainer(config, target=target_of(stored))
     try:
         trainer.prepare()
-        weights = None if state else first_drafter().state_dict()
+        weights = None if state else first_weights(config)
         trainer.start_from(weights=weights, state=state)
         result = trainer.run(first_step)
         return result, read_metrics(trainer.folder / "metrics.jsonl"), trainer.weights()
@@ -114,8 +117,18 @@ def run(config, stored=True, *, first_step=0, state=None):
         trainer.teardown()
 
 
+def first_weights(config):
+    """No head is 0, as DSpark's begin."""
+    generator = torch.Generator().manual_seed(5)
+    weights = first_drafter(network_of(config)).state_dict()
+    for name, weight in weights.items():
+        if name.startswith("markov_head."):
+            weight.normal_(generator=generator)
+    return weights
+
+
 def plain_tau(weights, samples, stored, network):
-    """Sums of every sample, at one position after another."""
+    """Sums of every sample, at one position after another, slot by slot as decoding drafts."""
     target = target_of(stored)
     reference = Reference(
         weights,
@@ -145,7 +158,7 @@ def plain_tau(weights, samples, stored, network):
         for anchor in range(len(ids) - BLOCK + 1):
             if not all(supervised[anchor : anchor + BLOCK]):
                 continue
-            drafts = reference.draft(memory, ids[anchor], anchor).argmax(dim=1).tolist()
+            drafts = reference.decode(memory, ids[anchor], anchor)
             blocks, tokens = blocks + 1, tokens + 1
             for slot in range(1, BLOCK):
                 if drafts[slot] != ids[anchor + slot]:
@@ -171,20 +184,24 @@ def scores(rows):
 
 
 @pytest.mark.parametrize(
-    ("stored", "anchors", "devices", "layers"),
+    ("stored", "anchors", "devices", "drafter"),
     [
-        (True, "layouts", "cpu", ()),
-        (False, "data", "cpu", ()),
-        (True, "data", "cpu,cpu", ()),
-        (True, "layouts", "cpu", ("full", "sliding")),
-        (True, "data", "cpu", ("sliding", "sliding")),
+        (True, "layouts", "cpu", {}),
+        (False, "data", "cpu", {}),
+        (True, "data", "cpu,cpu", {}),
+        (True, "layouts", "cpu", SLIDING),
+        (True, "data", "cpu", {**SLIDING, "layers": ["sliding", "sliding"]}),
+        (True, "data", "cpu", MARKOV),
+        (False, "layouts", "cpu,cpu", MARKOV),
+        (True, "layouts", "cpu", {**SLIDING, **MARKOV}),
     ],
 )
 def test_it_is_tau_of_a_plain_drafter_over_all_positions(
-    tmp_path, stored, anchors, devices, layers
+    tmp_path, stored, anchors, devices, drafter
 ):
+    """With a Markov head, too, where the score takes the true tokens before, and decoding its own
+    drafts: up to the first wrong one they are the same."""
     train = {"anchors": anchors, "steps": 5, "save_every": 2}
-    drafter = {"num_layers": 2, "layers": layers, "sliding_window": 5} if layers else {}
     config, held = prepared(
         tmp_path, stored=stored, train=train, run={"devices": devices}, drafter=drafter
     )

@@ -9,6 +9,7 @@ import torch
 from maskgen.families.answer_windows import answer_windows
 from runtime.data.dataset import Sample, write_dataset
 from runtime.dflash.anchors import LayoutChooser, draw_anchors
+from runtime.dflash.initialise import random_start
 from runtime.training.metrics import read_metrics
 from runtime.training.replica import Replica
 from runtime.training.target_worker import RemoteTarget
@@ -18,7 +19,6 @@ from tests.runtime.tiny_run import (
     LAYERS,
     VOCAB,
     build_masks,
-    first_drafter,
     frozen_target,
     inputs_of,
     make_config,
@@ -72,12 +72,13 @@ def make_samples(stored, last=False):
     return samples
 
 
-def first_weights():
-    """Norms that are no ones, so that none can stand for another."""
+def first_weights(network):
+    """Norms that are no ones, so that none can stand for another; no head is 0."""
     generator = torch.Generator().manual_seed(13)
+    drafter = random_start(network, torch.Generator().manual_seed(3))
     return {
         name: weight.detach() + 0.3 * torch.randn(weight.shape, generator=generator)
-        for name, weight in first_drafter().state_dict().items()
+        for name, weight in drafter.state_dict().items()
     }
 
 
@@ -133,7 +134,7 @@ def run(tmp_path, monkeypatch, config, where, network):
     trainer = make_trainer(config, target=target, remote_targets=remote, network=network)
     try:
         trainer.prepare()
-        trainer.start_from(weights=first_weights())
+        trainer.start_from(weights=first_weights(network))
         trainer.run()
         return totals, read_metrics(tmp_path / "run" / "metrics.jsonl"), trainer.weights()
     finally:
@@ -143,7 +144,7 @@ def run(tmp_path, monkeypatch, config, where, network):
 def reference_of(config, network):
     target, train = whole_target(), config.train
     return Reference(
-        first_weights(),
+        first_weights(network),
         embed=target.embed_weight,
         head=target.head_weight,
         feature_scale=SCALE,
@@ -273,9 +274,20 @@ CASES = {
         "cpu",
         {"loss": "dpace", "distill": "lk", "distill_share": 1.0, "clip": 0.2},
     ),
+    "markov": ("stored", "cpu", {"anchors": "data", "gamma": 2.0, "clip": 0.2}),
+    "markov on two ranks": (
+        "remote",
+        "cpu,cpu",
+        {"accumulate": 2, "global_batch": 4, "steps": 4, "weight_decay": 0.1, "clip": 0.2},
+    ),
+    "markov distilled": (
+        "stored",
+        "cpu",
+        {"anchors": "data", "distill": "l1", "gamma": 2.0, "clip": 0.1, "accumulate": 2},
+    ),
+    "markov with dpace": ("online", "cpu", {"loss": "dpace", "reduce_dtype": "compute"}),
 }
-
-
+RANK = 5
 SLIDING = {"layers": ["full", "sliding"], "sliding_window": 6}
 
 
@@ -283,6 +295,7 @@ SLIDING = {"layers": ["full", "sliding"], "sliding_window": 6}
 def test_a_run_equals_the_reference(tmp_path, monkeypatch, case):
     where, devices, train = CASES[case]
     drafter = {"num_layers": 2, **SLIDING} if "sliding" in case else {}
+    drafter |= {"markov_rank": RANK} if "markov" in case else {}
     config = make_config(
         tmp_path, run={"devices": devices, "seed": 3}, train={**TRAIN, **train}, drafter=drafter
     )

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import maskgen
+from runtime.dflash.markov import MarkovHead
 from runtime.static.attention import dense_attention, flex_attention_over
+from runtime.static.graph import GraphPool, StaticStep
 from tests.runtime import tiny_run
 from tests.runtime.tiny_run import build_masks, losses, make_config, make_data, make_trainer, train
 
@@ -27,6 +29,7 @@ def prepared(tmp_path, name, devices, **changes):
         run={"devices": devices},
         masks={"BLOCK_SIZE": 128},
         target={"dtype": changes.pop("dtype", "float32")},
+        drafter=changes.pop("drafter", {}),
         train={"steps": 12, "lr": 1e-3, **changes},
     )
     for entry in config.masks["entry"]:
@@ -194,3 +197,65 @@ def test_a_run_is_scored_in_graphs_of_its_own(tmp_path, anchors):
     assert blocks == 93
     # One draft may be another where two logits are nearly the same.
     assert found[-1]["heldout_tau"] == pytest.approx(tokens / blocks, abs=0.035)
+
+
+@pytest.mark.parametrize("loss", ["decay", "dpace"])
+def test_a_captured_run_with_a_markov_head_equals_the_cpu_run(tmp_path, loss):
+    options = {"loss": loss, "lr": 1e-2, "drafter": {"markov_rank": 16}}
+    _, cpu, cpu_weights = train(prepared(tmp_path, "cpu", "cpu", **options))
+    result, gpu, gpu_weights = train(prepared(tmp_path, "gpu", "cuda:0", **options))
+    expected = "0 compiles, 0 FX traces, 0 host mask builds, 12 steps (12 graph replays)"
+    assert result.summary == f"after freeze: {expected}"
+    np.testing.assert_allclose(losses(gpu), losses(cpu), rtol=2e-3)
+    for name, weight in cpu_weights.items():
+        torch.testing.assert_close(gpu_weights[name], weight, rtol=2e-2, atol=5e-3, msg=name)
+    assert gpu_weights["markov_head.markov_w2.weight"].abs().max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_runs_with_a_markov_head_are_equal_to_the_bit(tmp_path, dtype):
+    """No gradient is added up in an order that changes from run to run."""
+    options = {"dtype": dtype, "lr": 1e-2, "drafter": {"markov_rank": 16}}
+    _, first, weights = train(prepared(tmp_path, "a", "cuda:0", **options))
+    _, second, again = train(prepared(tmp_path, "b", "cuda:0", **options))
+    assert losses(first).tolist() == losses(second).tolist()
+    for name, weight in weights.items():
+        assert torch.equal(weight, again[name]), name
+
+
+@pytest.mark.parametrize("rows", [100, 3072, 3073, 20_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_markov_table_is_captured_and_equal_to_the_bit(rows, dtype):
+    """Few tokens in many rows, so that many are added up, and both of torch's kernels."""
+    generator = torch.Generator("cuda").manual_seed(rows)
+    head = MarkovHead(50, 256).to("cuda", dtype)
+    tokens = torch.zeros(rows, dtype=torch.int64, device="cuda")
+    grad = torch.zeros(rows, 256, dtype=dtype, device="cuda")
+    found = torch.zeros(50, 256, dtype=dtype, device="cuda")
+
+    def step():
+        table = head.markov_w1.weight
+        found.copy_(torch.autograd.grad(head.rows(tokens), table, grad)[0])
+
+    pool = GraphPool(torch.device("cuda", 0))
+    captured = StaticStep(step, pool, "markov")
+    captured.warm_up()
+    captured.capture()
+    for upper in (7, 40):
+        tokens.copy_(torch.randint(upper, (rows,), generator=generator, device="cuda"))
+        grad.copy_(torch.randn(rows, 256, generator=generator, device="cuda"))
+        torch.cuda.synchronize()
+        seen = []
+        for _ in range(5):
+            captured.run()
+            torch.cuda.synchronize()
+            seen.append(found.clone())
+        assert all(torch.equal(seen[0], other) for other in seen)
+        exact = torch.zeros(50, 256, dtype=torch.float64, device="cuda")
+        exact.index_add_(0, tokens, grad.double())
+        close = (
+            {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1}
+        )
+        torch.testing.assert_close(seen[0].double(), exact, **close)
+        assert not seen[0][upper:].any()
+    captured.teardown()
