@@ -135,7 +135,8 @@ LIMITS: tuple[Limit, ...] = (
             parts=(DECODING, EXPORT),
             found=_parameter(param.name, param.default),
             rule=f"leave it out, or set {param.name} to one of "
-            f"{', '.join(map(str, DRAFTED.get(param.name, (param.default,))))}",
+            f"{', '.join(map(str, DRAFTED.get(param.name, (param.default,))))}; sliding layers "
+            "have entries beside these, see drafter.layers",
         )
         for param in families["dflash"].params
         if param.name not in FREE

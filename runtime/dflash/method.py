@@ -216,6 +216,9 @@ class DFlash(Method[DFlashConfig]):
             lines["slot weights"] = f"D-PACE, alpha {train.dpace_alpha:g}"
         if train.distill != "none":
             lines["distillation"] = f"{train.distill}, share {train.distill_share:g}"
+        if config.drafter.slides:
+            kinds = " ".join(config.drafter.layers)
+            lines["layers"] = f"{kinds}, window {config.drafter.sliding_window}"
         return lines
 
     def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:

@@ -28,7 +28,8 @@ def describe_differences(
     for name, old, new in _differing("", was, now):
         section, _, key = name.partition(".")
         if section == "masks":
-            contexts.add(int(key))
+            # Those beside a bucket's own are ``sliding/128``.
+            contexts.add(int(key.rpartition("/")[2]))
         elif section == "data":
             data = True
         else:

@@ -44,6 +44,12 @@ def test_masks_are_told_by_context_in_the_order_of_numbers_and_data_in_two_words
     assert told({"data": {"a": 1}}, {"data": {"a": 2}}, " (version)") == "the prepared data"
 
 
+def test_masks_beside_a_buckets_own_are_told_by_its_context_too():
+    was = {"masks": {"128": "a", "sliding/128": "b", "sliding/64": "c"}}
+    now = {"masks": {"128": "x", "64": "y"}}
+    assert told(was, now) == "the masks of context 64, 128"
+
+
 def test_settings_come_before_masks_and_data():
     was = {"data": {"a": 1}, "masks": {"16": "a"}, "train": {"steps": 1}}
     now = {"data": {"a": 2}, "masks": {"16": "b"}, "train": {"steps": 2}}
