@@ -66,6 +66,9 @@ class DataConfig:
     answers: str = "build/answers"
     """Folder where the answers of all targets are kept as they come, and looked up; runs and data
     folders may share it."""
+    shipped: tuple[str, ...] = ()
+    """Files of answers that came with the project or from elsewhere (``prepare --pack-answers``),
+    used where they are of this target in this dtype."""
     chat_template: str = "target"
     """``target`` for the target's own, ``plain`` for a form without special tokens, or the name of
     a jinja file."""

@@ -1,6 +1,9 @@
 """``python -m runtime.prepare``: prompt files into tokenised samples that the target answered."""
 
 import json
+import shlex
+import sys
+from pathlib import Path
 
 import click
 
@@ -11,24 +14,34 @@ from runtime.options import Command, config_options, devices_option, overriding
 @config_options
 @click.option("--target", help="A folder, a .gguf file or a hub name; overrides target.model.")
 @devices_option
+@click.option(
+    "--pack-answers",
+    metavar="FILE",
+    help="Write the answers into a file for data.shipped, and no data folder.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the closing table as JSON.")
 def main(
     config_path: str,
     settings: tuple[str, ...],
     target: str | None,
     devices: str | None,
+    pack_answers: str | None,
     as_json: bool,
 ) -> None:
     """Prepare data: read prompts, let the target answer them, write tokenised samples.
 
     Does nothing when the folder has just what these prompts, target and settings make, whole.
     """
-    from runtime.data.preparation import DROPPED
+    from runtime.data.written import DROPPED
     from runtime.methods import read_run
 
     options = {"target.model": target, "run.devices": devices}
     method, config = read_run(config_path, overriding(config_path, settings, options))
-    lines = method.preparation(config).run()
+    preparation = method.preparation(config)
+    if pack_answers:
+        lines = {**preparation.pack(Path(pack_answers), _command()), "places": {}}
+    else:
+        lines = preparation.run()
     if as_json:
         click.echo(json.dumps(lines))
     else:
@@ -36,6 +49,10 @@ def main(
         for name, value in lines.items():
             where = ", ".join(places.get(name.removeprefix(DROPPED), ()))
             click.echo(f"{name:36} {value}" + (f"  {where}" if where else ""))
+
+
+def _command() -> str:
+    return shlex.join(["python", "-m", "runtime.prepare", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

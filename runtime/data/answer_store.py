@@ -11,7 +11,6 @@ batched as it would have been.
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 from cache.atomic import sync_folder
 from maskgen.progress import say
-from runtime.data.answer import Answer
+from runtime.data.answer import Answer, choose, prompt_key
 from runtime.errors import DatasetError
 from runtime.files.sealed import json_digest
 
@@ -41,10 +40,7 @@ class AnswerStore:
         self.path = Path(folder) / f"{target_digest}-{dtype}.jsonl"
 
     def find(self, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> dict[int, Answer]:
-        """The answers that are there already.
-
-        An answer that the model ended serves every limit that it fits; one that a limit cut serves
-        that limit and any smaller one, as greedy answers only differ in where they stop.
+        """The answers that are there already, see ``choose``.
 
         Args:
             prompts: Token ids of each.
@@ -56,16 +52,7 @@ class AnswerStore:
         Raises:
             DatasetError: The file is there and cannot be read.
         """
-        wanted: dict[str, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            wanted.setdefault(_prompt_key(prompt), []).append(index)
-        found: dict[int, Answer] = {}
-        for kept in self._answers():
-            for index in wanted.get(kept["prompt"], ()):
-                answer = _within(kept["tokens"], kept["ended"], limits[index])
-                if answer is not None:
-                    found.setdefault(index, answer)
-        return found
+        return choose(self._answers(), prompts, limits)
 
     def add(self, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> None:
         """Keep the answers of a batch; they are on the disk when this returns.
@@ -74,7 +61,7 @@ class AnswerStore:
             DatasetError: The file cannot be written.
         """
         kept = [
-            {"prompt": _prompt_key(prompt), "tokens": answer.token_ids, "ended": answer.ended}
+            {"prompt": prompt_key(prompt), "tokens": answer.token_ids, "ended": answer.ended}
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         line = {"format": FORMAT, "sha256": self._digest(kept), "answers": kept}
@@ -152,14 +139,3 @@ class AnswerStore:
 
 class _UnusableError(Exception):
     """What is wrong with a line of the file."""
-
-
-def _prompt_key(prompt: Sequence[int]) -> str:
-    return hashlib.sha256(json.dumps(list(prompt)).encode()).hexdigest()
-
-
-def _within(tokens: list[int], ended: bool, limit: int) -> Answer | None:
-    """The answer that this limit would have given; None where it would have been longer."""
-    if len(tokens) > limit:
-        return Answer(token_ids=tokens[:limit], ended=False)
-    return Answer(token_ids=tokens, ended=ended) if ended or len(tokens) == limit else None

@@ -7,20 +7,21 @@ is; one that only divides its samples otherwise is divided anew.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maskgen.progress import say
 from runtime.config import Config
 from runtime.data.answer_store import AnswerStore
 from runtime.data.candidate import to_samples
-from runtime.data.dataset import Sample, open_splits, read_samples, write_dataset
-from runtime.data.folder import PREPARE, check_replaceable, check_writable, read_meta, state_of
+from runtime.data.dataset import Sample, read_samples
+from runtime.data.folder import check_writable, state_of
 from runtime.data.prepared import sample_settings
-from runtime.data.split import split
-from runtime.errors import ConfigError, DatasetError, NoSamplesError
+from runtime.data.shipped_answers import ShippedAnswers, check_shipped, pack_answers
+from runtime.data.written import kept, table, write
+from runtime.errors import ConfigError, NoSamplesError
 from runtime.prompts.counts import Counts, ordered
 from runtime.prompts.records import Record, open_prompts, read_records
 from runtime.prompts.template import TemplateChoice
@@ -28,12 +29,11 @@ from runtime.ranks.devices import Placement, enter_thread, place
 from runtime.target.files import find_target
 from runtime.target.model import Target
 
+if TYPE_CHECKING:
+    from runtime.data.samples import SampleMaker
+
 RULES = 4
 """Raised whenever the rules of ``runtime.data.samples`` change what a folder holds."""
-WRITTEN = {"counts", "dropped", "noted", "places", "split", "target"}
-"""What ``meta.json`` must have to be shown again or divided anew."""
-DROPPED = "dropped: "
-"""How the lines of the closing table begin that count what was left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +80,11 @@ class Preparation:
         # Data with the last hidden state serve a run that reads none just as well.
         keys = {self._key(prompts, digest, last) for last in (self.last_hidden, True)}
         seen = state_of(folder)
-        found = _kept(folder, keys)
+        found = kept(folder, keys)
         if found is not None and found["split"] == split:
-            return _table(found, f"{folder} (up to date)")
+            return table(found, f"{folder} (up to date)")
         # Loading and answering take long: what would be refused at the end is refused now.
+        check_shipped(self.config.data.shipped)
         check_writable(folder)
         began = time.perf_counter()
         if found is not None:
@@ -99,8 +100,8 @@ class Preparation:
                     "the prompt files hold nothing to use", counts.dropped, counts.places
                 )
             samples, about = self._make(prompts, records, counts)
-        meta = _write(folder, samples, about, split, seen)
-        return {**_table(meta, str(folder)), "seconds": round(time.perf_counter() - began, 1)}
+        meta = write(folder, samples, about, split, seen)
+        return {**table(meta, str(folder)), "seconds": round(time.perf_counter() - began, 1)}
 
     def _split_settings(self) -> dict[str, Any]:
         """What decides which samples are held out, as ``meta.json`` has it."""
@@ -142,13 +143,53 @@ class Preparation:
             document["last_hidden"] = True
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
-    def _make(
-        self, prompts: Sequence[str], records: Sequence[Record], counts: Counts
-    ) -> tuple[list[Sample], dict[str, Any]]:
-        """All samples of the records, and of ``meta.json`` what does not depend on the split.
+    def pack(self, path: Path, made_by: str) -> dict[str, Any]:
+        """Answer the prompts and write the answers into a file that can be handed on.
 
-        ``prompts`` are the digests of the files that the records are from.
+        The data folder is left as it is.
+
+        Args:
+            path: The file, see ``runtime.data.shipped_answers``.
+            made_by: The command, kept in the file's header.
+
+        Returns:
+            The lines of the closing table.
+
+        Raises:
+            ConfigError: A setting or a prompt file is wrong.
+            TargetNotFoundError: The target cannot be loaded.
+            NoSamplesError: There is nothing to answer.
+            SampleTooLongError: A prompt is too long and ``data.too_long`` is ``refuse``.
+            DatasetError: The file or the answers cannot be written.
         """
+        check_shipped(self.config.data.shipped)
+        counts = Counts()
+        records = read_records(open_prompts(self.config.data.prompts), counts)
+        maker = self._maker(counts)
+        prompts, answers = maker.answer(records)
+        if not prompts:
+            raise NoSamplesError("no prompt has to be answered", counts.dropped, counts.places)
+        header = {
+            "target": maker.target.digest,
+            "dtype": self._dtype,
+            "max_new_tokens": self.config.data.max_new_tokens,
+            "made_by": made_by,
+        }
+        size = pack_answers(path, header, prompts, answers, maker.target.tokenizer.decode)
+        return {
+            "file": str(path),
+            "target": maker.target.name,
+            "answers": len(answers),
+            "answer tokens": sum(len(answer.token_ids) for answer in answers),
+            "bytes": size,
+        }
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.placement.compute_dtype).removeprefix("torch.")
+
+    def _maker(self, counts: Counts) -> "SampleMaker":
+        """What makes the samples, with the target loaded."""
         # With transformers, which takes seconds and is not needed where all is up to date.
         from runtime.data.samples import SampleMaker
 
@@ -159,17 +200,29 @@ class Preparation:
             config.target.model, device=placement.devices[0], dtype=placement.compute_dtype
         )
         self.check(target)
-        dtype = str(placement.compute_dtype).removeprefix("torch.")
-        maker = SampleMaker(
+        return SampleMaker(
             target=target,
             data=config.data,
             context=self.context,
             layer_ids=target.default_layer_ids(self.num_features),
             store=self.stores,
-            answers=AnswerStore(config.data.answers, target.digest, dtype),
+            answers=AnswerStore(config.data.answers, target.digest, self._dtype),
             counts=counts,
+            shipped=[
+                ShippedAnswers(path, target.digest, self._dtype) for path in config.data.shipped
+            ],
             last_hidden=self.stores and self.last_hidden,
         )
+
+    def _make(
+        self, prompts: Sequence[str], records: Sequence[Record], counts: Counts
+    ) -> tuple[list[Sample], dict[str, Any]]:
+        """All samples of the records, and of ``meta.json`` what does not depend on the split.
+
+        ``prompts`` are the digests of the files that the records are from.
+        """
+        maker = self._maker(counts)
+        target = maker.target
         candidates = maker.make(records)
         if not candidates:
             raise NoSamplesError(
@@ -179,7 +232,7 @@ class Preparation:
             # Of a model of the hub more files may be there now than before it was loaded.
             "key": self._key(prompts, target.digest, self.last_hidden),
             "target": {"name": target.name, "digest": target.digest},
-            "settings": sample_settings(config.data),
+            "settings": sample_settings(self.config.data),
             "template": self._template(),
             "hidden_size": target.hidden_size,
             "vocab_size": target.vocab_size,
@@ -217,66 +270,3 @@ def tokens_only(config: Config, context: int) -> Preparation:
         fit=lambda: None,
         check=lambda target: None,
     )
-
-
-def _kept(folder: Path, keys: Collection[str]) -> dict[str, Any] | None:
-    """The ``meta.json`` of a folder that is of one of these keys and whole; None otherwise.
-
-    Raises:
-        DatasetError: The folder cannot be read, and holds something else than prepared data.
-        LaterFormatError: It holds data of a later release.
-    """
-    try:
-        found = read_meta(folder)
-        if found is None or found.get("key") not in keys or not found.keys() >= WRITTEN:
-            return None
-        # Another process may replace the data between two looks.
-        found = dict(open_splits(folder)[0].meta)
-    except DatasetError as error:
-        check_replaceable(folder)
-        say(f"preparing again: {str(error).removesuffix(f'; {PREPARE}')}")
-        return None
-    return found if found.get("key") in keys and found.keys() >= WRITTEN else None
-
-
-def _write(
-    folder: Path,
-    samples: Sequence[Sample],
-    about: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    seen: str,
-) -> dict[str, Any]:
-    """Divide samples into train and held-out ones and write the folder; returns its meta.
-
-    ``seen`` is what stood there when this began.
-    """
-    asked = settings["heldout"]
-    train, heldout = split(samples, asked, settings["seed"], file=settings["heldout_from"])
-    if not train:
-        raise NoSamplesError(
-            f"no sample is left for training: data.heldout keeps {len(heldout)} of {len(samples)} "
-            "out",
-            about["dropped"],
-            about["places"],
-        )
-    missing = {"held-out samples asked for": asked} if len(heldout) < asked else {}
-    meta = {
-        **about,
-        "split": dict(settings),
-        "counts": {
-            "records": about["counts"]["records"],
-            "train samples": len(train),
-            "held-out samples": len(heldout),
-            **missing,
-            "train tokens": sum(sample.input_ids.numel() for sample in train),
-            "train supervised tokens": sum(int(sample.loss_mask.sum()) for sample in train),
-        },
-    }
-    return write_dataset(folder, {"train": train, "heldout": heldout}, meta, seen)
-
-
-def _table(meta: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    lines: dict[str, Any] = {"folder": folder, "target": meta["target"]["name"], **meta["counts"]}
-    lines |= {f"{DROPPED}{reason}": count for reason, count in meta["dropped"].items()}
-    lines |= {f"noted: {what}": count for what, count in meta["noted"].items()}
-    return lines | {"places": meta["places"]}

@@ -9,7 +9,8 @@ Rules, in this order:
 * A sample longer than the largest context is cut, skipped or refused (``data.too_long``). A prompt
   that leaves no room for the shortest answer is dropped, or refused, as it cannot be cut.
 * A sample with fewer supervised tokens than ``data.min_answer_tokens`` is dropped.
-* Answers are kept as they come (``runtime.data.answer_store``), and those that are there are taken.
+* Answers are kept as they come (``runtime.data.answer_store``), and those that are there are taken,
+  as are shipped ones (``runtime.data.shipped_answers``).
 * An answer of which fewer than ``data.min_distinct_4grams`` of the 4-grams are distinct is
   repetition and dropped. Only answers of the target are judged.
 """
@@ -27,6 +28,7 @@ from runtime.data.answer_store import AnswerStore
 from runtime.data.answers import answer_all, step_count
 from runtime.data.candidate import Candidate
 from runtime.data.features import features_of, is_finite, scale_of
+from runtime.data.shipped_answers import ShippedAnswers
 from runtime.errors import SampleTooLongError
 from runtime.prompts.conversation import Skipped, check_messages
 from runtime.prompts.counts import Counts, shown
@@ -53,6 +55,8 @@ class SampleMaker:
     """Whether samples keep their features."""
     answers: AnswerStore
     counts: Counts
+    shipped: Sequence[ShippedAnswers] = ()
+    """Files of answers, looked into first."""
     last_hidden: bool = False
     """Whether the target's last hidden state is kept behind the features of ``layer_ids``."""
 
@@ -63,6 +67,17 @@ class SampleMaker:
             ConfigError: There are conversations, and the target has no chat template as asked.
             SampleTooLongError: A sample is too long and ``data.too_long`` is ``refuse``.
         """
+        candidates = self._answer(self._read(records))
+        kept = [fitted for candidate in candidates if (fitted := self._fit(candidate)) is not None]
+        return self._with_features(kept) if self.store else kept
+
+    def answer(self, records: Sequence[Record]) -> tuple[list[list[int]], list[Answer]]:
+        """The prompts of open records, as token ids, and their answers; raises as ``make``."""
+        prompts, limits = self._questions([*self._unanswered(self._read(records)).values()])
+        return prompts, self._generate(prompts, limits)
+
+    def _read(self, records: Sequence[Record]) -> list[Candidate]:
+        """Tokenised records, each prompt once."""
         candidates: list[Candidate] = []
         seen: set[str] = set()
         template = None
@@ -76,10 +91,7 @@ class SampleMaker:
                     continue
                 seen.add(candidate.identity)
                 candidates.append(replace(candidate, file=record.file))
-        candidates = [candidate for candidate in candidates if self._is_readable(candidate)]
-        candidates = self._answer(candidates)
-        kept = [fitted for candidate in candidates if (fitted := self._fit(candidate)) is not None]
-        return self._with_features(kept) if self.store else kept
+        return [candidate for candidate in candidates if self._is_readable(candidate)]
 
     def feature_scale(self, candidates: Sequence[Candidate]) -> list[float]:
         """Root mean square of each layer's features, K numbers.
@@ -159,24 +171,9 @@ class SampleMaker:
 
     def _answer(self, candidates: list[Candidate]) -> list[Candidate]:
         """Answer what is open; what has its answer passes through in place."""
-        unanswered: dict[int, Candidate] = {}
-        finished: dict[int, Candidate] = {}
-        for index, candidate in enumerate(candidates):
-            if not candidate.is_open:
-                finished[index] = candidate
-            elif len(candidate.input_ids) + self.data.min_answer_tokens <= self.context:
-                unanswered[index] = candidate
-            else:
-                self._refuse_if_asked(
-                    candidate, len(candidate.input_ids) + self.data.min_answer_tokens
-                )
-                self.counts.drop("prompt too long", candidate.source)
-        prompts = [candidate.input_ids for candidate in unanswered.values()]
-        # One token more than fits shows that an answer is too long.
-        limits = [
-            min(self.data.max_new_tokens, self.context - len(prompt) + 1) for prompt in prompts
-        ]
-        answers = self._generate(prompts, limits) if prompts else []
+        finished = {i: one for i, one in enumerate(candidates) if not one.is_open}
+        unanswered = self._unanswered(candidates)
+        answers = self._generate(*self._questions([*unanswered.values()]))
         for (index, candidate), answer in zip(unanswered.items(), answers, strict=True):
             self.counts.noted["answered"] += 1
             self.counts.noted["answer tokens"] += len(answer.token_ids)
@@ -192,14 +189,41 @@ class SampleMaker:
             )
         return [finished[index] for index in sorted(finished)]
 
+    def _unanswered(self, candidates: Sequence[Candidate]) -> dict[int, Candidate]:
+        """Those that are open and leave room for an answer, by their number."""
+        found = {}
+        for index, candidate in enumerate(candidates):
+            least = len(candidate.input_ids) + self.data.min_answer_tokens
+            if candidate.is_open and least <= self.context:
+                found[index] = candidate
+            elif candidate.is_open:
+                self._refuse_if_asked(candidate, least)
+                self.counts.drop("prompt too long", candidate.source)
+        return found
+
+    def _questions(self, candidates: Sequence[Candidate]) -> tuple[list[list[int]], list[int]]:
+        """Prompts, and the longest answer of each in tokens."""
+        prompts = [candidate.input_ids for candidate in candidates]
+        # One token more than fits shows that an answer is too long.
+        most, room = self.data.max_new_tokens, self.context + 1
+        return prompts, [min(most, room - len(prompt)) for prompt in prompts]
+
     def _generate(self, prompts: list[list[int]], limits: list[int]) -> list[Answer]:
+        if not prompts:
+            return []
         found = self.answers.find(prompts, limits)
+        for file in self.shipped:
+            shipped = file.find(prompts, limits)
+            found |= shipped
+            missing = [row for row in range(len(prompts)) if row not in found]
+            say(f"{len(shipped):,} answers from {file.path}, {len(missing):,} to make")
         missing = [row for row in range(len(prompts)) if row not in found]
         label = f"answering {len(missing)} prompts"
         if found:
             label += f" ({len(found)} answers are there)"
         if not missing:
-            say(label)
+            if not self.shipped:
+                say(label)
             return [found[row] for row in range(len(prompts))]
         self.answers.check_writable()
         asked = [prompts[row] for row in missing]

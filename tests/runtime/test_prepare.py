@@ -105,6 +105,44 @@ def test_prompts_become_a_dataset(run, tmp_path):
         assert bool(sample.features.isfinite().all())
 
 
+def test_answers_that_are_shipped_are_not_made_again(run, tmp_path):
+    """One folder packs its answers; another, without kept ones, takes all of them from the file."""
+    file = tmp_path / "shipped" / "answers.jsonl.xz"
+    packed = rows(run("--pack-answers", str(file), "--json"))
+    assert packed["answers"] == 8
+    assert packed["bytes"] == file.stat().st_size
+    assert not (tmp_path / "data").exists()
+    first = run()
+    apart = (
+        "--set",
+        f"data.folder={tmp_path / 'other'}",
+        "--set",
+        f"data.answers={tmp_path / 'no'}",
+    )
+    second = run(*apart, "--set", f"data.shipped={json.dumps(str(file))}")
+    assert f"8 answers from {file}, 0 to make\n" in second.stderr
+    assert "answering" not in second.stderr
+    assert not (tmp_path / "no").exists()
+    assert folder_bytes(tmp_path / "other") == folder_bytes(tmp_path / "data")
+    assert "up to date" in run("--set", f"data.shipped={json.dumps(str(file))}").stdout
+    assert "train samples" in first.stdout
+
+
+def test_what_shipped_answers_lack_is_answered(run, tmp_path):
+    file = tmp_path / "answers.jsonl.xz"
+    run("--set", "data.max_new_tokens=4", "--pack-answers", str(file))
+    apart = ("--set", f"data.answers={tmp_path / 'no'}")
+    result = run(*apart, "--set", f"data.shipped={json.dumps(str(file))}")
+    assert f"0 answers from {file}, 8 to make\n" in result.stderr
+    assert "answering 8 prompts: 100 %" in result.stderr
+
+
+def test_shipped_answers_that_are_not_there_are_refused_at_once(run):
+    result = run("--set", "data.shipped=nowhere.xz", code=2)
+    assert "data.shipped = 'nowhere.xz': must name files that are there" in result.stderr
+    assert "loading" not in result.stderr
+
+
 def test_same_input_is_not_prepared_again(run, tmp_path):
     first = rows(run("--json"))
     stamp = (tmp_path / "data" / "meta.json").stat().st_mtime_ns

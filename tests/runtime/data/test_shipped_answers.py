@@ -1,0 +1,148 @@
+"""Files of answers that are handed on: what is taken from them, and what is not."""
+
+import hashlib
+import json
+import lzma
+import random
+
+import pytest
+
+from runtime.data.answer import Answer
+from runtime.data.shipped_answers import ShippedAnswers, check_shipped, pack_answers
+from runtime.errors import ConfigError, DatasetError
+
+DIGEST = "5" * 64
+HEADER = {"target": DIGEST, "dtype": "float32", "max_new_tokens": 5, "made_by": "a command"}
+PROMPTS = [[1, 2], [3], [4, 5, 6]]
+ANSWERS = [
+    Answer(token_ids=[7, 8, 9], ended=True),
+    Answer(token_ids=[7, 8, 9, 7, 8], ended=False),
+    Answer(token_ids=[9], ended=True),
+]
+
+
+def decode(tokens):
+    return " ".join(f"t{token}" for token in tokens)
+
+
+@pytest.fixture
+def packed(tmp_path):
+    path = tmp_path / "new" / "answers.jsonl.xz"
+    assert pack_answers(path, HEADER, PROMPTS, ANSWERS, decode) == path.stat().st_size
+    return path
+
+
+def shipped(path, digest=DIGEST, dtype="float32"):
+    return ShippedAnswers(path, digest, dtype)
+
+
+def test_the_file_as_its_page_has_it(packed):
+    """Read by hand, without the reader."""
+    head, body = lzma.decompress(packed.read_bytes()).split(b"\n", 1)
+    header = json.loads(head)
+    seal = header.pop("document_sha256")
+    plain = json.dumps(header, sort_keys=True, separators=(",", ":"))
+    assert seal == hashlib.sha256(plain.encode()).hexdigest()
+    body_digest = hashlib.sha256(body).hexdigest()
+    assert header == {**HEADER, "format": 1, "answers": 3, "sha256": body_digest}
+    lines = [json.loads(line) for line in body.splitlines()]
+    assert lines[1] == {
+        "prompt": hashlib.sha256(b"[3]").hexdigest(),
+        "question": "t3",
+        "text": "t7 t8 t9 t7 t8",
+        "tokens": [7, 8, 9, 7, 8],
+        "ended": False,
+    }
+    assert [line["question"] for line in lines] == ["t1 t2", "t3", "t4 t5 t6"]
+
+
+def test_answers_serve_the_limits_that_they_can(packed):
+    assert shipped(packed).find([[3], [9], [1, 2]], [5, 5, 5]) == {0: ANSWERS[1], 2: ANSWERS[0]}
+    assert shipped(packed).find([[1, 2], [3]], [9, 9]) == {0: ANSWERS[0]}
+    cut = Answer(token_ids=[7, 8], ended=False)
+    assert shipped(packed).find([[1, 2], [3]], [2, 2]) == {0: cut, 1: cut}
+
+
+def test_the_same_answers_make_the_same_file(packed, tmp_path):
+    again = tmp_path / "again.xz"
+    pack_answers(again, HEADER, PROMPTS, ANSWERS, decode)
+    assert again.read_bytes() == packed.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"digest": "6" * 64}, "its answers are of target 555555555555, the run's is 666666666666"),
+        ({"dtype": "bfloat16"}, "its answers are of dtype float32, the run's is bfloat16"),
+    ],
+)
+def test_those_of_another_target_are_not_taken(packed, capsys, other, said):
+    assert shipped(packed, **other).find(PROMPTS, [5] * 3) == {}
+    assert capsys.readouterr().err == f"{packed} is not used: {said}\n"
+
+
+def test_damage_is_told_in_one_line_and_nothing_is_taken(packed, capsys):
+    whole = packed.read_bytes()
+    draw = random.Random(1)
+    for _ in range(60):
+        place, bit = draw.randrange(len(whole)), 1 << draw.randrange(8)
+        packed.write_bytes(
+            whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :]
+            if draw.random() < 0.6
+            else whole[: draw.randrange(len(whole))]
+        )
+        assert shipped(packed).find(PROMPTS, [5] * 3) in ({}, dict(enumerate(ANSWERS)))
+        said = capsys.readouterr().err
+        assert said in (
+            f"{packed} is not used: it is damaged; fetch it again, or make it anew with "
+            "--pack-answers\n",
+            "",
+        )
+    packed.write_bytes(whole)
+    assert shipped(packed).find(PROMPTS, [5] * 3) == dict(enumerate(ANSWERS))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"tokens": [9]', b'"tokens": [8]'),
+        (b'"a command"', b'"b command"'),
+        (b'"ended": true', b'"ended": null'),
+        (b'"answers": 3', b'"answers": 2'),
+    ],
+)
+def test_what_was_written_by_another_hand_is_damage(packed, capsys, old, new):
+    text = lzma.decompress(packed.read_bytes())
+    assert old in text
+    packed.write_bytes(lzma.compress(text.replace(old, new, 1)))
+    assert shipped(packed).find(PROMPTS, [5] * 3) == {}
+    assert "it is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", lzma.compress(b""), lzma.compress(b"[]\n{}\n")])
+def test_other_files_are_damage(tmp_path, capsys, content):
+    path = tmp_path / "f"
+    path.write_bytes(content)
+    assert shipped(path).find(PROMPTS, [5] * 3) == {}
+    assert "it is damaged" in capsys.readouterr().err
+
+
+def test_a_later_format_is_named(packed, capsys):
+    header = {"format": 2, "target": DIGEST, "dtype": "float32"}
+    plain = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    header["document_sha256"] = hashlib.sha256(plain).hexdigest()
+    packed.write_bytes(lzma.compress(json.dumps(header).encode() + b"\n"))
+    assert shipped(packed).find(PROMPTS, [5] * 3) == {}
+    assert capsys.readouterr().err == f"{packed} is not used: its format is 2, not 1\n"
+
+
+def test_a_file_that_is_not_there_is_refused(packed, tmp_path):
+    check_shipped([str(packed)])
+    with pytest.raises(ConfigError, match=r"data\.shipped = .*must name files that are there"):
+        check_shipped([str(packed), str(tmp_path / "missing.xz")])
+
+
+def test_a_place_that_takes_nothing_is_named(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DatasetError, match="file/a must take the answers"):
+        pack_answers(tmp_path / "file" / "a", HEADER, PROMPTS, ANSWERS, decode)
