@@ -79,5 +79,6 @@ def divergence(kind: str, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]
 
 def _variation_gradient(p: Tensor, q: Tensor) -> Tensor:
     """Of TV. Where p = q either side would do; this one makes it 0 in a row that is all equal."""
-    below = (q <= p).to(q.dtype)
-    return q * ((q * below).sum(dim=-1, keepdim=True) - below)
+    # A byte each: compiled, this is kept for the second look at it.
+    below = q <= p
+    return q * (torch.where(below, q, 0.0).sum(dim=-1, keepdim=True) - below.to(q.dtype))
