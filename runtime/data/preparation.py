@@ -47,6 +47,8 @@ class Preparation:
     """Tokens of the longest sample."""
     num_features: int
     """Decoder layers of the target whose outputs the samples have."""
+    layer_ids: tuple[int, ...] | None
+    """Which, in order; None where they are spread by rule."""
     stores: bool
     """Whether they lie beside the samples; a run computes them otherwise."""
     fit: Callable[[], object]
@@ -134,6 +136,7 @@ class Preparation:
             "target": target_digest,
             "dtype": str(self.placement.compute_dtype),
             "num_features": self.num_features,
+            **({"layer_ids": list(self.layer_ids)} if self.layer_ids else {}),
             "store": self.stores,
             "context": self.context,
             "data": sample_settings(self.config.data),
@@ -204,7 +207,7 @@ class Preparation:
             target=target,
             data=config.data,
             context=self.context,
-            layer_ids=target.default_layer_ids(self.num_features),
+            layer_ids=self.layer_ids or target.default_layer_ids(self.num_features),
             store=self.stores,
             answers=AnswerStore(config.data.answers, target.digest, self._dtype),
             counts=counts,
@@ -266,6 +269,7 @@ def tokens_only(config: Config, context: int) -> Preparation:
         placement=place(device, dtype=config.target.dtype, threads=config.run.threads),
         context=context,
         num_features=0,
+        layer_ids=None,
         stores=False,
         fit=lambda: None,
         check=lambda target: None,

@@ -16,6 +16,7 @@ from runtime.data.answer import distinct_share
 from runtime.data.dataset import Dataset, open_splits
 from runtime.data.folder import PREPARE
 from runtime.data.prepared import check_prepared
+from runtime.dflash.beginning import Beginning, find_beginning
 from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import DECODING, Request, check_request
 from runtime.dflash.drafter import Drafter, DrafterConfig
@@ -70,11 +71,27 @@ def _untrained(
     config: DFlashConfig,
 ) -> Drafter:
     """Where a run's drafter starts from; of a drafter that reads other layers, a random start."""
+    beginning = find_beginning(config)
+    if beginning is not None:
+        return _starting(target, network, beginning, config)
     if network.target_layer_ids == heldout.layer_ids:
         scale = torch.tensor(heldout.feature_scale, dtype=torch.float32, device=target.device)
         return servable(initial_drafter(target, train, config, network), scale)
     generator = torch.Generator(device="cpu").manual_seed(config.run.seed)
     return servable(random_start(network, generator, device=target.device))
+
+
+def _starting(
+    target: Target, network: DrafterConfig, beginning: Beginning, config: DFlashConfig
+) -> Drafter:
+    """The published drafter that a run began from, or a random one where it is gone."""
+    size = beginning.network.draft_block_size
+    if not beginning.is_there or size != network.draft_block_size:
+        why = "is gone" if not beginning.is_there else f"has draft blocks of {size}"
+        say(f"the drafter in {beginning.folder} {why}: comparing with a random one")
+        generator = torch.Generator(device="cpu").manual_seed(config.run.seed)
+        return servable(random_start(network, generator, device=target.device))
+    return load_published(beginning.folder, device=target.device)
 
 
 def evaluate_drafter(

@@ -2,8 +2,9 @@
 
 ``config.json`` and ``model.safetensors`` are what servers read. ``target.json``, a sealed document
 of format 2, stands beside them for this product alone: ``name``, ``digest`` and ``template`` as the
-prepared data named them, ``files`` with the SHA-256 of the other two, and ``run``, the fingerprint
-and step that the drafter is from. Format 1 was the first three alone, unsealed, and is read. A
+prepared data named them, ``files`` with the SHA-256 of the other two, ``run``, the fingerprint
+and step that the drafter is from, and ``began_from``, folder and SHA-256 of the weights of the
+drafter that it began as, if it did. Format 1 was the first three alone, unsealed, and is read. A
 folder of another trainer has none.
 """
 
@@ -12,6 +13,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cache.atomic import staging_folder, sync_folder, temp_prefix
@@ -30,6 +32,8 @@ WEIGHTS_FILE = "model.safetensors"
 TARGET_FILE = "target.json"
 AGAIN = "export it again (python -m runtime.export --config FILE)"
 WRITTEN = "name a folder that runtime.train or runtime.export wrote"
+OF_THE_RUN = ("format", "files", "run", "began_from")
+"""Of a record, what says nothing of the target."""
 CHANGING: Mapping[str, str] = {
     "mask_embedding.pt": "a row of its own for the mask token",
     "adapter_config.json": "an adapter over other weights",
@@ -74,14 +78,22 @@ def read_network(folder: Path) -> DrafterConfig:
     return network
 
 
-def target_record(meta: Mapping[str, Any]) -> dict[str, Any]:
+def target_record(
+    meta: Mapping[str, Any], began_from: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """``target.json`` of a drafter that is trained on prepared data.
 
     Args:
         meta: The data's ``meta.json``.
+        began_from: The published drafter that it began from, see ``Method.began_from``.
     """
-    template = {"template": meta["template"]} if "template" in meta else {}
-    return {**meta["target"], **template}
+    record = dict(meta["target"])
+    if "template" in meta:
+        record["template"] = meta["template"]
+    if began_from:
+        sha256 = began_from["files"][WEIGHTS_FILE]
+        record["began_from"] = {"folder": began_from["folder"], "sha256": sha256}
+    return record
 
 
 def read_target_record(folder: str | Path) -> dict[str, Any] | None:
@@ -94,7 +106,7 @@ def read_target_record(folder: str | Path) -> dict[str, Any] | None:
     record = _read_record(Path(folder))
     if record is None:
         return None
-    return {key: value for key, value in record.items() if key not in ("format", "files", "run")}
+    return {key: value for key, value in record.items() if key not in OF_THE_RUN}
 
 
 def check_files(folder: Path) -> None:

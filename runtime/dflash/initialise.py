@@ -1,4 +1,4 @@
-"""A drafter's first weights: random, or taken from the target's last layers.
+"""A drafter's first weights: random, from the target's last layers, or from another drafter.
 
 Starting from the target pays as a whole only: layers, final norm, query and key norms and a fusion
 that passes the last feature belong together, so that the untrained drafter already computes nearly
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from runtime.data.dataset import Dataset
 from runtime.dflash.config import ROPE_KEYS
-from runtime.dflash.drafter import Drafter, DrafterConfig
+from runtime.dflash.drafter import Drafter, DrafterConfig, fold_feature_scale
 from runtime.dflash.embedding import fed_scale
 from runtime.dflash.likeness import COPIED, HEAD_NORMS, rope_of, unlike
 from runtime.dflash.markov import HEADS, start_heads
-from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.saved_drafter import load_published
+from runtime.dflash.settings import STARTS, DFlashConfig
 from runtime.errors import ConfigError
 from runtime.target.model import Target
 from runtime.target.outline import TargetOutline
@@ -117,7 +118,8 @@ def initial_drafter(
 
     Args:
         target: The frozen target.
-        train: The training split; its first samples calibrate the query and key norms.
+        train: The training split; its first samples calibrate the query and key norms. Only its
+            feature scale is read where the start is a published drafter.
         config: ``drafter.init`` and ``run.seed`` are read.
         drafter: The network.
 
@@ -127,6 +129,10 @@ def initial_drafter(
     generator = torch.Generator(device="cpu").manual_seed(config.run.seed)
     if config.drafter.init == "random":
         return random_start(drafter, generator, device=target.device)
+    if config.drafter.init not in STARTS:
+        published = load_published(config.drafter.init, dtype=torch.float32)
+        scale = torch.tensor(train.feature_scale, dtype=torch.float32, device="cpu")
+        return from_published(published, drafter, generator, scale).to(target.device)
     return from_target(target, drafter, generator, input_ids=calibration_tokens(train))
 
 
@@ -161,6 +167,30 @@ def random_start(
                 parameter.normal_(0.0, RANDOM_STD, generator=generator)
     start_heads(drafter, generator)
     return drafter.to(device)
+
+
+@torch.no_grad()
+def from_published(
+    published: Drafter, config: DrafterConfig, generator: torch.Generator, feature_scale: Tensor
+) -> Drafter:
+    """Start from a drafter that takes raw features.
+
+    What it has not, such as a head that the run adds, starts as in ``random_start``.
+
+    Args:
+        published: In float32, on the CPU.
+        config: The network: its own, or its own with more.
+        generator: CPU generator.
+        feature_scale: float32 ``[K]``, by which a run divides the features.
+
+    Returns:
+        An fp32 drafter on the CPU.
+    """
+    drafter = random_start(config, generator)
+    drafter.load_state_dict({**drafter.state_dict(), **published.state_dict()})
+    # Folding the inverse takes the scale out again.
+    drafter.fc.weight.copy_(fold_feature_scale(drafter.fc.weight, 1 / feature_scale))
+    return drafter
 
 
 @torch.no_grad()

@@ -10,15 +10,16 @@ from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.preparation import Preparation
+from runtime.dflash.beginning import check_data, check_run, find_beginning
 from runtime.dflash.buckets import heldout_specs, run_specs, sliding_specs
 from runtime.dflash.capabilities import EXPORT, Request, check_request
 from runtime.dflash.embedding import fed_scale, serving_note
-from runtime.dflash.folder import is_of
+from runtime.dflash.folder import is_of, same_target
 from runtime.dflash.initialise import calibration_tokens, initial_drafter
 from runtime.dflash.preparation import preparation
 from runtime.dflash.samples import SLIDING
 from runtime.dflash.saved_drafter import export_checkpoint
-from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.settings import STARTS, DFlashConfig
 from runtime.dflash.targets import fit_drafter, frozen_targets, remote_targets
 from runtime.dflash.teacher import check_teacher
 from runtime.dflash.trainee import DrafterTrainee
@@ -98,8 +99,11 @@ class DFlash(Method[DFlashConfig]):
     ) -> None:
         """Ask ``runtime.dflash.capabilities``, and compare the data's features with the run's."""
         request = Request(config=config, specs=run_specs(config), placement=placement, ranks=ranks)
+        beginning = find_beginning(config)
         if dataset is None:
             check_request(request)
+            if beginning is not None:
+                check_run(beginning, config, request.specs)
             return
         asked, found = config.data.features, dataset.meta["features"]
         if asked not in ("auto", found):
@@ -108,7 +112,9 @@ class DFlash(Method[DFlashConfig]):
                 f"for {asked!r}; {PREPARE}"
             )
         wanted, layers = config.target.num_features, len(dataset.layer_ids)
-        if wanted != layers:
+        if beginning is not None:
+            check_data(beginning, dataset)
+        elif wanted != layers:
             raise DatasetError(
                 f"{dataset.folder} was prepared for {layers} feature layers, and "
                 f"target.num_features asks for {wanted}; {PREPARE}"
@@ -141,6 +147,11 @@ class DFlash(Method[DFlashConfig]):
         specs = run_specs(config) if config.masks else {}
         check_request(Request(config=config, specs=specs), (EXPORT,))
 
+    def began_from(self, config: DFlashConfig) -> Mapping[str, Any]:
+        """The published drafter that ``drafter.init`` names."""
+        beginning = find_beginning(config)
+        return {} if beginning is None else beginning.record()
+
     def load(
         self,
         config: DFlashConfig,
@@ -155,6 +166,9 @@ class DFlash(Method[DFlashConfig]):
         """Load the target and make the drafter that fits it."""
         request = Request(config=config, specs=run_specs(config), placement=placement, ranks=ranks)
         network = fit_drafter(request)
+        beginning = find_beginning(config)
+        if beginning is not None and fresh:
+            beginning.check_there()
         report(f"loading target {config.target.model}")
         target = Target.load(
             config.target.model,
@@ -163,7 +177,10 @@ class DFlash(Method[DFlashConfig]):
         )
         dataset = inputs.dataset
         dataset.check_target(target.digest, network.target_layer_ids)
-        network = replace(network, embedding_scale=fed_scale(target, config.drafter.embedding))
+        if beginning is None:
+            network = replace(network, embedding_scale=fed_scale(target, config.drafter.embedding))
+        else:
+            same_target(beginning.folder, target, report)
         note = serving_note(network, target)
         if note is not None:
             report(note)
@@ -209,9 +226,11 @@ class DFlash(Method[DFlashConfig]):
         }
 
     def closing_lines(self, config: DFlashConfig) -> dict[str, str]:
-        """Which anchors were trained on, and what of the loss is not as it is by default."""
+        """Anchors, the drafter that a run began from, and what of the loss is not the default."""
         train = config.train
         lines = {"anchors": train.anchors}
+        if config.drafter.init not in STARTS:
+            lines["began from"] = config.drafter.init
         if train.loss == "dpace":
             lines["slot weights"] = f"D-PACE, alpha {train.dpace_alpha:g}"
         if train.distill != "none":

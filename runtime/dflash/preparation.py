@@ -4,15 +4,21 @@ from functools import partial
 
 import torch
 
+from maskgen.progress import say
 from runtime.data.preparation import Preparation
+from runtime.dflash.beginning import Beginning, check_run, find_beginning
 from runtime.dflash.buckets import run_specs, sliding_specs
 from runtime.dflash.capabilities import Request, check_request
+from runtime.dflash.config import DrafterConfig
 from runtime.dflash.embedding import fed_scale
+from runtime.dflash.folder import same_target
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.targets import fit_drafter
 from runtime.dflash.teacher import check_teacher
+from runtime.errors import ConfigError
 from runtime.ranks.devices import Placement, place
 from runtime.target.model import Target
+from runtime.target.outline import spread_layer_ids
 
 PROBES = 64
 """Tokens that a teacher is tried on, spread over the vocabulary: there are no samples yet."""
@@ -39,20 +45,39 @@ def preparation(config: DFlashConfig) -> Preparation:
     check_request(request)
     # Refused here as well as in training, before a prompt is answered.
     sliding_specs(config)
+    beginning = find_beginning(config)
+    number, layer_ids = config.target.num_features, None
+    if beginning is not None:
+        network = check_run(beginning, config, request.specs)
+        number, layer_ids = len(network.target_layer_ids), _unusual(network)
     return Preparation(
         config=config,
         placement=placement,
         context=max(request.specs),
-        num_features=config.target.num_features,
+        num_features=number,
+        layer_ids=layer_ids,
         stores=stores,
         fit=partial(fit_drafter, request),
-        check=partial(_check, config=config),
+        check=partial(_check, config=config, beginning=beginning),
         last_hidden=config.train.has_teacher,
     )
 
 
-def _check(target: Target, *, config: DFlashConfig) -> None:
-    fed_scale(target, config.drafter.embedding)
+def _unusual(network: DrafterConfig) -> tuple[int, ...] | None:
+    """The layers that a drafter reads, where the rule would spread them otherwise."""
+    layer_ids = network.target_layer_ids
+    try:
+        usual = spread_layer_ids(network.num_target_layers, len(layer_ids))
+    except ConfigError:
+        return layer_ids
+    return None if layer_ids == usual else layer_ids
+
+
+def _check(target: Target, *, config: DFlashConfig, beginning: Beginning | None) -> None:
+    if beginning is None:
+        fed_scale(target, config.drafter.embedding)
+    else:
+        same_target(beginning.folder, target, say)
     if config.train.has_teacher:
         step = max(1, target.vocab_size // PROBES)
         check_teacher(target, torch.arange(0, target.vocab_size, step)[None])

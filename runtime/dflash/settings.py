@@ -1,19 +1,25 @@
 """What a run file of DFlash says beside ``runtime.config``: its own keys and sections."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from runtime.config import Config, DataConfig, EvaluateConfig, TargetConfig, TrainConfig
 from runtime.dflash.config import LAYER_KINDS
 from runtime.errors import ConfigError
 from runtime.rules import UNSHAPING, setting
 
+STARTS = ("target", "random")
+"""What ``drafter.init`` may name beside a folder."""
+NUM_LAYERS = 4
+NUM_FEATURES = 5
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DFlashTarget(TargetConfig):
     """``[target]``: the frozen model that the drafter drafts for."""
 
-    num_features: int = setting(5, at_least=1)
-    """Decoder layers whose outputs are fused, spread by the DFlash rule."""
+    num_features: int = setting(0, at_least=1)
+    """Decoder layers whose outputs are fused, spread by the DFlash rule; left out, 5, or those that
+    the drafter of ``drafter.init`` reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +34,11 @@ class DFlashData(DataConfig):
 class DrafterOptions:
     """``[drafter]``: the network's size; draft_block_size comes from the mask entries."""
 
-    num_layers: int = setting(4, at_least=1)
-    """Decoder layers."""
-    init: str = setting("target", one_of=("target", "random"))
-    """``target`` (its last layers) or ``random``."""
+    num_layers: int = setting(0, at_least=1)
+    """Decoder layers; left out, 4, or those of the drafter of ``init``."""
+    init: str = setting("target")
+    """``target`` (its last layers), ``random``, or the folder of a published drafter, which then
+    fixes the network."""
     embedding: str = setting("module", one_of=("module", "rows"))
     """What the drafter is fed: ``module``, the output of the target's embedding module, or
     ``rows``, the rows of its weight. They differ for targets that scale them, as Gemma does."""
@@ -45,8 +52,11 @@ class DrafterOptions:
     next slot. 256 is usual; 0 for none, DFlash."""
 
     def __post_init__(self) -> None:
+        if self.init in STARTS:
+            object.__setattr__(self, "num_layers", self.num_layers or NUM_LAYERS)
         known = set(self.layers) <= set(LAYER_KINDS)
-        if self.layers and not (known and len(self.layers) == self.num_layers):
+        number = self.num_layers or len(self.layers)
+        if self.layers and not (known and len(self.layers) == number):
             rule = (
                 f"must be {' or '.join(LAYER_KINDS)} for each of drafter.num_layers = "
                 f"{self.num_layers} layers, or empty"
@@ -110,3 +120,8 @@ class DFlashConfig(Config):
     drafter: DrafterOptions = field(default_factory=DrafterOptions)
     train: DFlashTrain = field(default_factory=DFlashTrain)
     evaluate: DFlashEvaluate = field(default_factory=DFlashEvaluate, metadata=UNSHAPING)
+
+    def __post_init__(self) -> None:
+        if self.drafter.init in STARTS:
+            number = self.target.num_features or NUM_FEATURES
+            object.__setattr__(self, "target", replace(self.target, num_features=number))

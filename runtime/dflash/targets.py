@@ -9,6 +9,7 @@ from torch import Tensor
 
 from maskgen.progress import say
 from runtime.data.dataset import Dataset
+from runtime.dflash.beginning import check_run, check_target, find_beginning
 from runtime.dflash.capabilities import Request, check_request
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.initialise import drafter_config, made_up
@@ -25,8 +26,8 @@ def fit_drafter(request: Request) -> DrafterConfig:
         request: What is asked for, as far as it is known without the target.
 
     Returns:
-        The config of the drafter that fits the target; ``embedding_scale`` is known with the
-        weights only.
+        The config of the drafter that fits the target, or of that which the run begins from;
+        ``embedding_scale`` of the first is known with the weights only.
 
     Raises:
         ConfigError: The target cannot do it, or its sizes make no drafter.
@@ -36,20 +37,25 @@ def fit_drafter(request: Request) -> DrafterConfig:
     asked = replace(request, outline=outline_target(config.target.model))
     check_request(asked)
     assert asked.outline is not None, "it was read above"
-    sizes = {int(spec.params["draft_block_size"]) for spec in request.specs.values()}
-    network = drafter_config(
-        asked.outline,
-        num_layers=config.drafter.num_layers,
-        draft_block_size=sizes.pop(),
-        target_layer_ids=asked.outline.default_layer_ids(config.target.num_features),
-        embedding="rows",
-    )
-    options = config.drafter
-    network = replace(network, markov_rank=options.markov_rank)
-    if options.slides:
-        network = replace(network, layers=options.layers, sliding_window=options.sliding_window)
+    beginning = find_beginning(config)
+    if beginning is not None:
+        check_target(beginning, asked.outline)
+        network = check_run(beginning, config, request.specs)
+    else:
+        sizes = {int(spec.params["draft_block_size"]) for spec in request.specs.values()}
+        network = drafter_config(
+            asked.outline,
+            num_layers=config.drafter.num_layers,
+            draft_block_size=sizes.pop(),
+            target_layer_ids=asked.outline.default_layer_ids(config.target.num_features),
+            embedding="rows",
+        )
+        options = config.drafter
+        network = replace(network, markov_rank=options.markov_rank)
+        if options.slides:
+            network = replace(network, layers=options.layers, sliding_window=options.sliding_window)
     check_request(replace(asked, network=network))
-    for note in made_up(asked.outline):
+    for note in made_up(asked.outline) if beginning is None else ():
         say(note)
     return network
 

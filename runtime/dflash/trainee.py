@@ -62,10 +62,11 @@ class DrafterTrainee(Trainee):
         self.targets = targets
         self.remote_targets = remote_targets
         self.sums = sum_names(network.draft_block_size, teacher=config.train.has_teacher)
+        self._target = target_record(inputs.dataset.meta, inputs.began_from)
         self.published: Mapping[str, Any] = {
             **network.to_published(),
             FEATURE_SCALE: list(inputs.dataset.feature_scale),
-            TARGET: target_record(inputs.dataset.meta),
+            TARGET: self._target,
         }
         if inputs.heldout is not None:
             self.heldout = HeldOutDrafts(
@@ -148,7 +149,7 @@ class DrafterTrainee(Trainee):
             self.network,
             weights,
             feature_scale=torch.tensor(scale, dtype=torch.float32, device="cpu"),
-            target=target_record(self.dataset.meta),
+            target=self._target,
             run=run,
         )
 

@@ -151,25 +151,8 @@ class TargetOutline:
         )
 
     def default_layer_ids(self, count: int) -> tuple[int, ...]:
-        """Spread ``count`` feature layers over the model, none where it is 0.
-
-        Raises:
-            ConfigError: The model has too few layers for ``count`` different ones.
-
-        Source: DFlash, arXiv 2602.06036 (as its public trainers round it).
-        """
-        if count == 0:
-            return ()
-        if count == 1:
-            return (self.num_layers // 2,)
-        last = self.num_layers - 3
-        if count > last:
-            raise ConfigError(
-                "target.num_features",
-                count,
-                f"must be at most {max(1, last)} for a target of {self.num_layers} layers",
-            )
-        return tuple(round(1 + i * (last - 1) / (count - 1)) for i in range(count))
+        """See ``spread_layer_ids``."""
+        return spread_layer_ids(self.num_layers, count)
 
     @property
     def unusable(self) -> str | None:
@@ -242,6 +225,28 @@ def cache_argument(decoder: nn.Module) -> str | None:
     """Name of the forward argument that takes the KV cache; transformers renamed it."""
     parameters = inspect.signature(decoder.forward).parameters
     return next((name for name in ("cache", "past_key_values") if name in parameters), None)
+
+
+def spread_layer_ids(num_layers: int, count: int) -> tuple[int, ...]:
+    """Spread ``count`` feature layers over a model, none where it is 0.
+
+    Raises:
+        ConfigError: The model has too few layers for ``count`` different ones.
+
+    Source: DFlash, arXiv 2602.06036 (as its public trainers round it).
+    """
+    if count == 0:
+        return ()
+    if count == 1:
+        return (num_layers // 2,)
+    last = num_layers - 3
+    if count > last:
+        raise ConfigError(
+            "target.num_features",
+            count,
+            f"must be at most {max(1, last)} for a target of {num_layers} layers",
+        )
+    return tuple(round(1 + i * (last - 1) / (count - 1)) for i in range(count))
 
 
 def _decoder(model: Any) -> Any:

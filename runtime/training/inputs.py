@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,8 @@ class Inputs:
     """SHA-256 of ``shaping``."""
     config_type: type[Config]
     """Of the run file: which settings shape a run, those of an earlier one too."""
+    began_from: Mapping[str, Any] = field(default_factory=dict)
+    """What ``Method.began_from`` returned."""
 
 
 def gather_inputs(
@@ -82,6 +85,7 @@ def gather_inputs(
     heldout_specs: Mapping[int, MaskSpec],
     beside: Mapping[str, Mapping[int, MaskSpec]] = NONE_BESIDE,
     heldout_beside: Mapping[str, Mapping[int, MaskSpec]] = NONE_BESIDE,
+    began_from: Mapping[str, Any] = MappingProxyType({}),
 ) -> Inputs:
     """Plan the steps and load the masks that they need.
 
@@ -95,6 +99,7 @@ def gather_inputs(
             run is not scored.
         beside: Further entries of the buckets of ``specs``.
         heldout_beside: Those of the buckets of ``heldout_specs``.
+        began_from: See ``Method.began_from``.
 
     Raises:
         DatasetError: The held-out split cannot be read, or is of other data.
@@ -107,6 +112,8 @@ def gather_inputs(
     needed = {length: specs[length] for length in plan.buckets}
     entries, more = load_buckets(store, needed, beside, config_path)
     shapes = shaping(config, entries, dataset, more)
+    if began_from:
+        shapes["began_from"] = dict(began_from["files"])
     return Inputs(
         dataset=dataset,
         rows=rows,
@@ -118,6 +125,7 @@ def gather_inputs(
         shaping=shapes,
         fingerprint=cache.sha256_hex(json.dumps(shapes, sort_keys=True).encode()),
         config_type=type(config),
+        began_from=began_from,
     )
 
 

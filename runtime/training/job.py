@@ -264,6 +264,7 @@ def open_inputs(
         heldout_specs=heldout_specs,
         beside=beside,
         heldout_beside=heldout_beside,
+        began_from=method.began_from(config),
     )
 
 

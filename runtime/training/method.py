@@ -201,6 +201,17 @@ class Method(Protocol[C]):
         del config
         return sample_rows(dataset, lengths)
 
+    def began_from(self, config: C) -> Mapping[str, Any]:
+        """Files that a run of random or given weights begins from, as JSON; mostly none.
+
+        ``files``, name -> SHA-256, shapes a run; all of it is kept in ``run.json``.
+
+        Raises:
+            ConfigError: They are not there, and the run folder does not know them either.
+        """
+        del config
+        return {}
+
     @abstractmethod
     def load(
         self,

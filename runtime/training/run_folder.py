@@ -98,6 +98,7 @@ def write_run_file(folder: Path, config: Config, inputs: Inputs) -> None:
         "mask_version": inputs.mask_version,
         "masks": inputs.shaping["masks"],
         "data": inputs.shaping["data"],
+        **({"began_from": dict(inputs.began_from)} if inputs.began_from else {}),
         "fingerprint": inputs.fingerprint,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -132,6 +133,16 @@ def starting_point(
     return found
 
 
+def kept_beginning(folder: Path) -> Mapping[str, Any]:
+    """What the run in a folder began from, see ``Method.began_from``; empty where it is not known.
+
+    Raises:
+        LaterFormatError: The run is of a later release.
+    """
+    found: Mapping[str, Any] = _read_run_file(folder, lambda line: None).get("began_from", {})
+    return found
+
+
 def _read_run_file(folder: Path, report: Callable[[str], None]) -> Mapping[str, Any]:
     try:
         return read_sealed(folder / RUN_FILE, FORMAT, LATER)
@@ -155,6 +166,7 @@ def _what_differs(record: Mapping[str, Any], inputs: Inputs, fingerprint: str) -
             **shaping_settings(record["config"], inputs.config_type),
             "masks": record.get("masks", shaping["masks"]),
             "data": record.get("data", shaping["data"]),
+            **({"began_from": record["began_from"]["files"]} if "began_from" in record else {}),
         }
         versions = (record["mask_version"][:12], inputs.mask_version[:12])
         masks = " (cache version {} -> {})".format(*versions)

@@ -1,0 +1,320 @@
+"""Runs that begin from the folder of a published drafter."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+
+from maskgen.cli import main as maskgen
+from runtime.data.dataset import Dataset
+from runtime.dflash.config import DrafterConfig
+from runtime.dflash.initialise import from_published, random_start
+from runtime.dflash.saved_drafter import load_published, save_published
+from runtime.evaluate import main as evaluate
+from runtime.prepare import main as prepare
+from runtime.target.model import Target
+from runtime.train import main as train
+from runtime.training.checkpoint import find_checkpoints
+from tests.runtime.test_train import RUN_FILE
+from tests.runtime.tiny_text import byte_target
+
+LAYER_IDS = (4, 0, 2)
+"""No rule would spread them so."""
+RUN = (
+    RUN_FILE.replace("num_features = 2\n", "")
+    .replace("num_layers = 2", 'init = "{root}/published"')
+    .replace("steps = 6", "steps = 6\nlr = 1e-4")
+)
+
+
+def published_config(target, **changes):
+    """Of no shape that the target has, but for what must be its."""
+    settings = {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e4,
+        "vocab_size": target.vocab_size,
+        "draft_block_size": 4,
+        "mask_token_id": 7,
+        "target_layer_ids": LAYER_IDS,
+        "num_target_layers": target.num_layers,
+        "max_position_embeddings": 512,
+        **changes,
+    }
+    return DrafterConfig(**settings)
+
+
+def publish(folder, config, seed=2):
+    """As another trainer does, without target.json; norms that are no ones."""
+    weights = random_start(config, torch.Generator().manual_seed(seed)).state_dict()
+    for name, weight in weights.items():
+        weight += 0.2 * torch.randn(
+            weight.shape, generator=torch.Generator().manual_seed(len(name))
+        )
+    return save_published(folder, config, weights)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("beginning")
+    target = byte_target()
+    for name, made in (("target", target), ("other", byte_target(seed=1))):
+        made.model.save_pretrained(folder / name)
+        made.tokenizer.save_pretrained(folder / name)
+    prompts = [{"prompt": f"tell me {'more ' * (i % 4)}{i}"} for i in range(16)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    (folder / "run.toml").write_text(RUN.format(root=folder))
+    publish(folder / "published", published_config(target))
+    call(prepare, folder)
+    call(maskgen, folder, "build", str(folder / "run.toml"), config=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(root):
+    return call(train, root)
+
+
+def call(command, root, *options, config=True, code=0):
+    where = ["--config", str(root / "run.toml")] if config else []
+    result = CliRunner().invoke(command, [*where, *options])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def setting(*pairs):
+    return [part for pair in pairs for part in ("--set", pair)]
+
+
+def test_the_first_step_drafts_what_the_published_drafter_drafts(root):
+    """A run divides the features by their scale, and a published drafter takes them raw."""
+    target = Target.load(root / "target", device="cpu", dtype=torch.float32)
+    data = Dataset.open(root / "data", "train")
+    assert data.layer_ids == LAYER_IDS
+    scale = torch.tensor(data.feature_scale)
+    assert min(abs(value - 1) for value in data.feature_scale) > 0.05
+    published = load_published(root / "published", dtype=torch.float32)
+    began = from_published(published, published.config, torch.Generator().manual_seed(1), scale)
+    ids = data.sample(0).input_ids[None].long()
+    features = target.features(ids, LAYER_IDS)
+    anchors = torch.tensor([[3, 9]])
+    positions = (anchors[..., None] + torch.arange(4)).flatten(1)
+
+    def logits(drafter, scale):
+        x = drafter.block_inputs(ids.gather(1, anchors), target.embed_weight)
+        F = drafter.fuse(features, scale)
+        hidden = drafter(x, F, torch.arange(ids.shape[1]), positions, attend)
+        return hidden @ target.head_weight.T
+
+    def attend(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    wanted = logits(published, None)
+    assert wanted.std() > 0.1
+    torch.testing.assert_close(logits(began, scale), wanted, rtol=1e-4, atol=1e-5)
+    assert began.fc.weight.dtype == torch.float32
+    assert all(parameter.requires_grad for parameter in began.parameters())
+
+
+def test_the_folder_fixes_the_network_and_the_run_says_where_it_began(root, trained):
+    assert json.loads((root / "data" / "meta.json").read_text())["layer_ids"] == list(LAYER_IDS)
+    assert re.search(rf"^began from +{root}/published$", trained.stdout, re.MULTILINE)
+    ours, theirs = (
+        json.loads((root / folder / "config.json").read_text())
+        for folder in ("run/drafter", "published")
+    )
+    assert ours == theirs
+    before = load_file(root / "published" / "model.safetensors")
+    after = load_file(root / "run" / "drafter" / "model.safetensors")
+    assert before.keys() == after.keys()
+    # Six small steps away from it.
+    far = {name: (after[name].float() - before[name].float()).abs().max() for name in before}
+    assert max(far.values()) < 0.02
+    assert min(far[name] for name in far if before[name].dim() == 2) > 0
+    record = json.loads((root / "run" / "drafter" / "target.json").read_text())
+    assert record["began_from"]["folder"] == str(root / "published")
+    kept = json.loads((root / "run" / "run.json").read_text())["began_from"]
+    assert kept["files"]["model.safetensors"] == record["began_from"]["sha256"]
+    assert kept["config"] == theirs
+
+
+def test_untrained_means_the_drafter_that_a_run_began_from(root, trained):
+    scores = json.loads(call(evaluate, root, "--json").stdout)
+    folder = json.loads(call(evaluate, root, "--drafter", str(root / "published"), "--json").stdout)
+    assert scores["untrained"]["kept"] == folder["trained"]["kept"]
+    assert scores["trained"]["kept"]
+
+
+@pytest.fixture
+def copied(root, trained, tmp_path):
+    """A copy of the run at step 3, and of the drafter that it began from."""
+    shutil.copytree(root / "run", tmp_path / "run")
+    shutil.copytree(root / "published", tmp_path / "published")
+    text = RUN.format(root=root).replace(f"{root}/run", f"{tmp_path}/run")
+    text = text.replace(f"{root}/published", f"{tmp_path}/published")
+    (tmp_path / "run.toml").write_text(text)
+    call(train, tmp_path, "--fresh")
+    newest, _ = find_checkpoints(tmp_path / "run" / "checkpoints")
+    wanted = newest.load()
+    shutil.rmtree(newest.folder)
+    return tmp_path, wanted
+
+
+def test_a_run_goes_on_once_the_folder_is_gone(copied):
+    folder, wanted = copied
+    shutil.rmtree(folder / "published")
+    again = call(train, folder)
+    assert "resuming from step 3 of 6" in again.stderr
+    found = find_checkpoints(folder / "run" / "checkpoints")[0].load()
+    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
+    assert "began from" in again.stdout
+    scored = call(evaluate, folder)
+    assert "published is gone: comparing with a random one" in scored.stderr
+    refused = call(train, folder, "--fresh", code=2)
+    assert f"drafter.init = '{folder}/published': must be 'target' or 'random', or a folder" in (
+        refused.output
+    )
+    # It may still go on, since what is refused deletes nothing.
+    assert find_checkpoints(folder / "run" / "checkpoints")
+
+
+def test_a_run_whose_beginning_was_changed_is_refused(copied):
+    folder, _ = copied
+    path = folder / "published" / "model.safetensors"
+    weights = load_file(path)
+    weights["norm.weight"] = weights["norm.weight"] * 2
+    save_file(weights, path, {"format": "pt"})
+    refused = call(train, folder, code=1)
+    assert "checkpoints of another run; changed: began_from.model.safetensors " in refused.output
+    refused = call(train, folder, *setting("drafter.init=random", "target.num_features=3"), code=1)
+    assert 'drafter.init "' in refused.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({}, ["drafter.num_layers=2"], r"drafter.num_layers = 2: must be 3, as the drafter in"),
+        ({}, ["target.num_features=2"], r"target.num_features = 2: must be 3, as the drafter in"),
+        (
+            {"draft_block_size": 8},
+            [],
+            "masks.entry.draft_block_size = 4: must be 8, as the drafter in",
+        ),
+        (
+            {"embedding_scale": 2.0},
+            ["drafter.embedding=rows"],
+            "drafter.embedding = 'rows': must be 'module', as the drafter in",
+        ),
+        ({"hidden_size": 48}, [], "whose hidden size is 32; this one is for a target of 48"),
+        ({"vocab_size": 100}, [], "whose vocabulary is 264; this one is for a target of 100"),
+        (
+            {"num_target_layers": 9},
+            [],
+            "whose number of layers is 6; this one is for a target of 9",
+        ),
+        (
+            {"layers": ("full", "sliding", "full"), "sliding_window": 8},
+            [],
+            "drafter.layers = []: must be ['full', 'sliding', 'full'], as the drafter in",
+        ),
+        (
+            {"markov_rank": 4},
+            ["drafter.markov_rank=8"],
+            "drafter.markov_rank = 8: must be 4, as the drafter in",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [prepare, train])
+def test_a_drafter_of_another_network_or_target_is_refused(
+    root, tmp_path, command, changes, settings, message
+):
+    target = byte_target()
+    publish(tmp_path / "published", published_config(target, **changes))
+    options = setting(f"drafter.init={tmp_path}/published", f"run.folder={tmp_path}/run", *settings)
+    if command is prepare:
+        options += setting(f"data.folder={tmp_path}/data")
+    assert message in call(command, root, *options, code=2).output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["published"]
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_run_may_add_a_markov_head_and_goes_on_with_one_that_is_there(root, tmp_path, rank):
+    """A head that is added is nothing at first, so a run of no length is the folder."""
+    folder = publish(tmp_path / "published", published_config(byte_target(), markov_rank=rank))
+    added = ["drafter.markov_rank=4"] if not rank else []
+    options = [f"drafter.init={folder}", f"run.folder={tmp_path}/run", "train.lr=1e-30", *added]
+    call(train, root, *setting(*options))
+    before, after = (
+        load_published(where, dtype=torch.float32) for where in (folder, tmp_path / "run/drafter")
+    )
+    assert after.config == replace(before.config, markov_rank=4)
+    found, wanted = after.state_dict(), before.state_dict()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    w2 = found["markov_head.markov_w2.weight"]
+    assert (w2.abs().max() < 1e-20) == (rank == 0)
+
+
+def test_what_the_run_file_says_as_the_folder_does_is_taken(root, tmp_path):
+    same = setting("drafter.num_layers=3", "target.num_features=3", f"run.folder={tmp_path}/run")
+    assert "(up to date)" in call(prepare, root, *same).stdout
+    call(train, root, *same)
+
+
+@pytest.mark.parametrize("name", ["", "targte", "no/such/folder"])
+def test_a_folder_that_is_not_there_is_refused(root, name):
+    for command in (prepare, train):
+        refused = call(command, root, *setting(f"drafter.init={name}"), code=2)
+        assert "must be 'target' or 'random', or a folder with config.json and" in refused.output
+
+
+def test_a_folder_that_another_network_hides_in_is_refused_by_name(root, tmp_path):
+    folder = publish(tmp_path / "published", published_config(byte_target()))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "sample_from_anchor": True}))
+    refused = call(prepare, root, *setting(f"drafter.init={folder}"), code=1)
+    assert "sample_from_anchor = true" in refused.output
+
+
+def test_data_of_other_layers_are_refused_with_the_command_that_makes_them(root, tmp_path):
+    folder = publish(
+        tmp_path / "published", published_config(byte_target(), target_layer_ids=(1, 2, 3))
+    )
+    options = setting(f"drafter.init={folder}", f"run.folder={tmp_path}/run")
+    refused = call(train, root, *options, code=1)
+    assert f"features of layers [4, 0, 2], and the drafter in {folder} reads [1, 2, 3]; " in (
+        refused.output
+    )
+    assert "python -m runtime.prepare" in refused.output
+
+
+def test_data_with_the_layers_of_the_rule_serve_a_drafter_that_reads_them(root, tmp_path):
+    data = [f"data.folder={tmp_path}/data", f"run.folder={tmp_path}/run"]
+    call(prepare, root, *setting("drafter.init=target", "target.num_features=3", *data))
+    folder = publish(
+        tmp_path / "published", published_config(byte_target(), target_layer_ids=(1, 2, 3))
+    )
+    again = call(prepare, root, *setting(f"drafter.init={folder}", *data))
+    assert "(up to date)" in again.stdout
+
+
+def test_another_target_of_equal_sizes_is_named(root, trained, tmp_path):
+    options = setting(
+        f"drafter.init={root}/run/drafter",
+        f"target.model={root}/other",
+        f"data.folder={tmp_path}/data",
+        f"run.folder={tmp_path}/run",
+    )
+    warning = f"warning: the drafter in {root}/run/drafter was trained for target"
+    assert warning in call(prepare, root, *options).stderr
+    assert warning in call(train, root, *options).stderr
+    assert json.loads((tmp_path / "run/drafter/target.json").read_text())["began_from"]
