@@ -31,11 +31,13 @@ class Case:
     drafter: Drafter
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory):
+@pytest.fixture(scope="module", params=["full", "sliding"])
+def case(request, tmp_path_factory):
     target = tiny_target()
     plain = drafter_config(target, num_layers=2, draft_block_size=BLOCK, target_layer_ids=LAYER_IDS)
     network = replace(plain, markov_rank=RANK, confidence_head=True)
+    if request.param == "sliding":
+        network = replace(network, layers=("full", "sliding"), sliding_window=5)
     drafter = make_drafter(network)
     with torch.no_grad():
         drafter.markov_head.markov_w1.weight.add_(4 * torch.eye(RANK))
