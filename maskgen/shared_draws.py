@@ -52,10 +52,9 @@ def _source(
 def _draw_of(spec: MaskSpec) -> dict[str, Any]:
     """What a draw depends on beside its key."""
     # torch loads with the families; what only lists a cache does without.
-    from maskgen.named_family import find_family
+    from maskgen.named_family import get_family
 
-    family = find_family(spec.family)
-    after = None if family is None else family.after_context
+    after = get_family(spec.family).after_context
     sizes = {"family": spec.family, "Q_LEN": spec.Q_LEN, "KV_LEN": spec.KV_LEN}
     size = {} if after is None else {after.size: spec.params[after.size]}
     own = {key: value for key, value in spec.params.items() if key not in spec.family_params}

@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 
 import cache
-from maskgen.build import build
+from maskgen.build import build, layout_params
 from maskgen.cli import main
 from maskgen.entry import load_entry
 from maskgen.errors import MaskSpecError, StaleMaskError
@@ -111,6 +111,14 @@ def test_the_example_of_the_page_is_built_by_its_run_file(tmp_path):
     entry = load_entry(store, "band/q1024-kv1024")
     q, kv = torch.arange(1024)[:, None], torch.arange(1024)
     assert torch.equal(entry.spans.dense()[0, 0], (q - kv).abs() <= 64)
+
+
+def test_its_layouts_may_be_another_entrys(module):
+    family = f"{module(FIRST_KEYS)}:first_keys"
+    first = entry_of(family, kind="layouts", draws=3)
+    second = {**first, "name": "again", "drawn_as": first["name"], "BLOCK_SIZE": 32}
+    drawn = [layout_params(spec)["keys"].tolist() for spec in specs_of(first, second)]
+    assert drawn[0] == drawn[1]
 
 
 def test_a_family_with_layouts_is_built_certified_loaded_and_verified(tmp_path, module):

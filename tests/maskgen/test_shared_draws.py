@@ -64,7 +64,10 @@ def test_it_is_built_kept_and_verified_on_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"drawn_as": "other"}, "drawn_as = 'other': must name an entry of kind 'layouts' that"),
+        (
+            {"drawn_as": "other"},
+            "masks.entry 'slides': drawn_as = 'other': must name an entry of kind 'layouts' that",
+        ),
         ({"drawn_as": 3}, "drawn_as = 3: must name an entry of kind 'layouts' that has"),
         ({"drawn_as": "data"}, "drawn_as = 'data': must name an entry of kind 'layouts' that"),
         ({"drawn_as": "slides"}, "drawn_as = 'slides': must name an entry .* draws its own"),
