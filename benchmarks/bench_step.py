@@ -1,7 +1,7 @@
 """What a bucket costs to compile and a step to run, and which kernels the step's time goes to.
 
     python benchmarks/bench_step.py --size large --out results.csv
-    python benchmarks/bench_step.py --size large --losses decay,dpace --out results.csv
+    python benchmarks/bench_step.py --size large --losses decay,dpace,l1,kl,lk --out results.csv
 
 Prints a table and appends rows to a CSV. Times are medians of CUDA events around graph replays; on
 the CPU (``--size tiny``) the same script runs eagerly, as a check of itself.
@@ -12,11 +12,13 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from benchmarks.results import Results
 from benchmarks.workload import SIZES, build_entries, make_replica
+from runtime.dflash.distillation import KINDS, Distillation
 from runtime.ranks.collectives import make_groups
 from runtime.ranks.devices import Placement, enter_thread, place
 from runtime.static.compilation import size_recompile_limits
@@ -69,8 +71,12 @@ def kernel_times(run: Callable[[], None], replays: int = 3) -> dict[str, float]:
     return times
 
 
-DPACE_ALPHA = {"decay": None, "dpace": 0.5}
-"""By the name of a loss."""
+LOSSES: dict[str, dict[str, Any]] = {
+    "decay": {},
+    "dpace": {"dpace_alpha": 0.5},
+    **{kind: {"distill": Distillation(kind, 0.9)} for kind in KINDS},
+}
+"""By name, what ``make_replica`` takes of it."""
 
 
 def measure(
@@ -81,9 +87,8 @@ def measure(
     entries = build_entries(size, kind)
     size_recompile_limits(len(entries), 1)
     (group,) = make_groups(placement)
-    alpha = DPACE_ALPHA[loss]
-    replica = make_replica(size, placement, group, entries, batch=1, dpace_alpha=alpha)
-    case = f"{size.name}, {kind}" + (f", {loss}" if alpha is not None else "")
+    replica = make_replica(size, placement, group, entries, batch=1, **LOSSES[loss])
+    case = f"{size.name}, {kind}" + (f", {loss}" if LOSSES[loss] else "")
     for context, step in replica.steps.items():
         began = time.perf_counter()
         step.warm_up()

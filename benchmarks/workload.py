@@ -19,6 +19,7 @@ import cache
 from maskgen.build import build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
+from runtime.dflash.distillation import Distillation
 from runtime.dflash.drafter import Drafter, DrafterConfig, backward_stages
 from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
 from runtime.dflash.settings import DFlashTrain
@@ -133,7 +134,9 @@ def build_entries(size: Size, kind: str = "layouts", *, draws: int = 4) -> dict[
         return {context: load_entry(store, f"dflash/ctx{context}") for context in size.contexts}
 
 
-def frozen_target(size: Size, placement: Placement, device: torch.device) -> FrozenTarget:
+def frozen_target(
+    size: Size, placement: Placement, device: torch.device, *, teacher: bool = False
+) -> FrozenTarget:
     """Random frozen parts; features are a slice of one resident tensor."""
     generator = torch.Generator(device).manual_seed(1)
     dtype = placement.compute_dtype
@@ -142,7 +145,7 @@ def frozen_target(size: Size, placement: Placement, device: torch.device) -> Fro
         values = torch.randn(shape, generator=generator, device=device, dtype=dtype)
         return values * scale
 
-    width = size.num_features * size.hidden_size
+    width = (size.num_features + teacher) * size.hidden_size
     pool = randn(1, max(size.contexts), width, scale=1.0)
 
     def features(input_ids: Tensor) -> Tensor:
@@ -163,18 +166,26 @@ class RandomTrainee:
         size: Of everything.
         target: Frozen parts.
         dpace_alpha: Of D-PACE; None for the decayed loss.
+        distill: From the target's distributions, whose features end with the last hidden state.
     """
 
     remote_targets = ()
     memory_hint = "take a smaller size"
     published = MappingProxyType({})
 
-    def __init__(self, size: Size, target: FrozenTarget, dpace_alpha: float | None = None) -> None:
+    def __init__(
+        self,
+        size: Size,
+        target: FrozenTarget,
+        dpace_alpha: float | None = None,
+        distill: Distillation | None = None,
+    ) -> None:
         self.size = size
         self.target = target
         self.dpace_alpha = dpace_alpha
+        self.distill = distill
         self.losses: dict[Drafter, Any] = {}
-        self.sums = sum_names(size.draft_block_size)
+        self.sums = sum_names(size.draft_block_size, teacher=distill is not None)
 
     def module(self, device: torch.device) -> Drafter:
         """The network."""
@@ -190,7 +201,9 @@ class RandomTrainee:
         """The loss of one bucket."""
         del index
         if module not in self.losses:
-            self.losses[module] = loss_on_device(module, dpace_alpha=self.dpace_alpha)
+            self.losses[module] = loss_on_device(
+                module, dpace_alpha=self.dpace_alpha, distill=self.distill
+            )
         return bucket_objective(
             module,
             self.target,
@@ -199,6 +212,7 @@ class RandomTrainee:
             batch,
             gamma=4.0 if self.dpace_alpha is None else 0.0,
             loss_of=self.losses[module],
+            teacher=self.distill is not None,
         )
 
 
@@ -212,13 +226,15 @@ def make_replica(
     steps: int = 1000,
     reduce_dtype: str = "float32",
     dpace_alpha: float | None = None,
+    distill: Distillation | None = None,
 ) -> Replica:
     """A replica with random first weights."""
     device = placement.devices[group.rank]
+    target = frozen_target(size, placement, device, teacher=distill is not None)
     replica = Replica(
         group=group,
         placement=placement,
-        trainee=RandomTrainee(size, frozen_target(size, placement, device), dpace_alpha),
+        trainee=RandomTrainee(size, target, dpace_alpha, distill),
         entries=entries,
         train=DFlashTrain(
             steps=steps, global_batch=batch * group.size, lr=1e-4, reduce_dtype=reduce_dtype

@@ -34,7 +34,7 @@ def prepared(tmp_path, name, devices, **changes):
     )
     for entry in config.masks["entry"]:
         entry.pop("BLOCK_SIZE", None)
-    make_data(folder / "data", LENGTHS)
+    make_data(folder / "data", LENGTHS, last_hidden=config.train.has_teacher)
     build_masks(config)
     return config
 
@@ -151,6 +151,21 @@ def test_gpus_in_threads_give_the_losses_of_one(tmp_path, size):
     result, many, _ = train(prepared(tmp_path, "many", devices, global_batch=batch))
     assert result.summary.endswith(f"12 steps ({12 * size} graph replays)")
     np.testing.assert_allclose(losses(many), losses(one), rtol=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["decay", "dpace"])
+@pytest.mark.parametrize("kind", ["l1", "kl", "lk"])
+def test_a_captured_run_that_distils_equals_the_cpu_run(tmp_path, kind, loss):
+    options = {"distill": kind, "loss": loss}
+    _, cpu, cpu_weights = train(prepared(tmp_path, "cpu", "cpu", **options))
+    result, gpu, gpu_weights = train(prepared(tmp_path, "gpu", "cuda:0", **options))
+    expected = "0 compiles, 0 FX traces, 0 host mask builds, 12 steps (12 graph replays)"
+    assert result.summary == f"after freeze: {expected}"
+    np.testing.assert_allclose(losses(gpu), losses(cpu), rtol=2e-3)
+    overlaps = [[row["overlap"] for row in rows] for rows in (gpu, cpu)]
+    np.testing.assert_allclose(*overlaps, rtol=2e-3)
+    for name, weight in cpu_weights.items():
+        torch.testing.assert_close(gpu_weights[name], weight, rtol=2e-2, atol=2e-3, msg=name)
 
 
 @pytest.mark.parametrize(
