@@ -111,8 +111,12 @@ def check_run(
         if found != wanted:
             rule = f"must be {wanted!r}, as the drafter in {beginning.folder} has it"
             raise ConfigError(field, found, rule)
-    # A head may be added; without it a run drafts what the folder drafts.
-    return replace(network, markov_rank=network.markov_rank or config.drafter.markov_rank)
+    # Heads may be added; without them a run drafts what the folder drafts.
+    return replace(
+        network,
+        markov_rank=network.markov_rank or config.drafter.markov_rank,
+        confidence_head=network.confidence_head or config.drafter.confidence,
+    )
 
 
 def _asked(

@@ -82,6 +82,8 @@ class HeadLoss(NamedTuple):
     overlap: Tensor | None = None
     """float32 ``[R]``, sum of min(p, q) over the target's distribution p and the drafter's q; None
     without a teacher."""
+    confidence: Tensor | None = None
+    """float32 scalar, what ``with_confidence`` added to the loss."""
 
 
 def head_loss(

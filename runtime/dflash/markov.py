@@ -3,7 +3,8 @@
 A drafter drafts its slots at once, so none knows what the one before it chose. The Markov head adds
 ``markov_w2 @ markov_w1[token before]`` to a slot's logits: in training the true token, in decoding
 the draft just chosen. The confidence head reads a slot's hidden state and that row of
-``markov_w1``, and learns the chance that the draft is accepted.
+``markov_w1``, and learns the chance that the draft is accepted: the overlap of the drafter's
+distribution with the target's.
 
 Source: DSpark, arXiv 2607.05147; the vanilla head, parameter names as SGLang and vLLM serve them.
 
@@ -12,7 +13,9 @@ Shapes: V vocab, H hidden size, r ``markov_rank``, R rows.
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
+from torch.nn.functional import binary_cross_entropy_with_logits, embedding
+
+from runtime.dflash.loss import HeadLoss
 
 FIRST_STD = 0.01
 """Of ``markov_w1`` at the start, where ``markov_w2`` is 0 and the drafter DFlash's."""
@@ -81,3 +84,23 @@ def tokens_before(anchor_tokens: Tensor, labels: Tensor) -> Tensor:
         int64 ``[B,N,K]``.
     """
     return torch.cat((anchor_tokens[..., None], labels[..., :-1]), dim=-1)
+
+
+def with_confidence(result: HeadLoss, logits: Tensor, weights: Tensor) -> HeadLoss:
+    """Add what the confidence head is to learn: the overlap that the drafter has right now.
+
+    Cross entropy of each slot's confidence with its overlap, a constant; the gradient goes on into
+    what the head reads. Source: DSpark, arXiv 2607.05147.
+
+    Args:
+        result: With a teacher.
+        logits: float32 ``[R]``, of ``ConfidenceHead``.
+        weights: float32 ``[R]``, those given to ``head_loss``.
+    """
+    assert result.overlap is not None, "there is a teacher"
+    wrong = binary_cross_entropy_with_logits(logits, result.overlap.detach(), reduction="none")
+    loss = (wrong * weights).sum()
+    entropy = result.loss if result.cross_entropy is None else result.cross_entropy
+    return result._replace(
+        loss=result.loss + loss, cross_entropy=entropy.detach(), confidence=loss.detach()
+    )

@@ -210,11 +210,14 @@ class DFlash(Method[DFlashConfig]):
         drafts right in a row), ``accuracy`` by slot, ``anchors_kept`` (share of the anchors that
         carried weight), ``anchors_per_step``, and with distillation ``overlap`` (mean over the
         supervised slots of the sum of min(p, q), the chance that speculative sampling accepts a
-        draft of the drafter's distribution q where the target's is p).
+        draft of the drafter's distribution q where the target's is p), and with a confidence
+        head ``confidence_loss`` (its mean cross entropy with that overlap, weighted as ``loss``).
         """
         taught = {}
         if "overlap" in totals:
             taught["overlap"] = ratio(totals["overlap"], totals["tokens"])
+        if "confidence" in totals:
+            taught["confidence_loss"] = ratio(totals["confidence"], totals["weight"])
         slots = [name.removeprefix("count_") for name in totals if name.startswith("count_")]
         return {
             "loss": ratio(totals["loss"], totals["weight"]),

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.dflash.distillation import Distillation
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import HeadLoss, block_targets, head_loss
-from runtime.dflash.markov import tokens_before
+from runtime.dflash.markov import tokens_before, with_confidence
 from runtime.dflash.teacher import teacher_rows
 from runtime.static.attention import Attention, backend_of
 from runtime.static.buffers import Field
@@ -21,12 +21,15 @@ from runtime.static.masks import BucketMasks
 from runtime.target.frozen import FrozenTarget
 
 
-def sum_names(draft_block_size: int, *, teacher: bool = False) -> tuple[str, ...]:
+def sum_names(
+    draft_block_size: int, *, teacher: bool = False, confidence: bool = False
+) -> tuple[str, ...]:
     """Names of the floats that are summed over ranks and steps, in order.
 
     Args:
         draft_block_size: Slots of a draft block, slot 0 included.
         teacher: Whether the target's distribution is at hand to compare with.
+        confidence: Whether a confidence head learns from it.
     """
     slots = range(1, draft_block_size)
     return (
@@ -40,6 +43,7 @@ def sum_names(draft_block_size: int, *, teacher: bool = False) -> tuple[str, ...
         *(f"correct_{slot}" for slot in slots),
         *(f"count_{slot}" for slot in slots),
         *(("overlap",) if teacher else ()),
+        *(("confidence",) if confidence else ()),
     )
 
 
@@ -164,6 +168,8 @@ class DraftObjective(DraftBucket):
             if result.overlap is not None:
                 supervised = targets.weights.flatten() > 0
                 sums = torch.cat((sums, (result.overlap * supervised).sum()[None]))
+            if result.confidence is not None:
+                sums = torch.cat((sums, result.confidence[None]))
         return result.loss, sums
 
     def _teacher(self, last: Tensor | None, anchors: Tensor) -> dict[str, Tensor]:
@@ -274,25 +280,23 @@ def draft_loss(
         weights: float32 ``[B, N, slots]``.
         attention: With the mask inside.
         sliding: That of the sliding layers, where the drafter has some.
-        teacher: ``[B*N*slots, H]``, see ``teacher_rows``.
+        teacher: ``[B*N*slots, H]``, see ``teacher_rows``; a confidence head learns from it.
         head_loss: ``runtime.dflash.loss.head_loss``, compiled or by D-PACE or as it is.
     """
     rows = draft_rows(drafter, target, input_ids, features, anchors, attention, sliding)
-    more = {} if teacher is None else {"teacher": teacher}
-    more |= _markov(drafter, input_ids.gather(1, anchors.long()), labels)
-    return head_loss(rows, target.head_weight, labels.flatten(), weights.flatten(), **more)
-
-
-def _markov(drafter: Drafter, anchor_tokens: Tensor, labels: Tensor) -> dict[str, Any]:
-    """What the head's loss adds to the logits, looked up outside of compiled code.
-
-    After the layers, so that the backward pass finishes it before theirs.
-    """
-    head = drafter.markov_head
-    if head is None:
-        return {}
-    rows = head.rows(tokens_before(anchor_tokens, labels).flatten())
-    return {"markov": (rows, head.markov_w2.weight)}
+    more: dict[str, Any] = {} if teacher is None else {"teacher": teacher}
+    markov, confident = drafter.markov_head, drafter.confidence_head
+    flat = weights.flatten()
+    if markov is None:
+        return head_loss(rows, target.head_weight, labels.flatten(), flat, **more)
+    # After the layers, so that the backward pass finishes it before theirs.
+    before = tokens_before(input_ids.gather(1, anchors.long()), labels)
+    looked_up = markov.rows(before.flatten())
+    more["markov"] = looked_up, markov.markov_w2.weight
+    result = head_loss(rows, target.head_weight, labels.flatten(), flat, **more)
+    if confident is None or result.overlap is None:
+        return result
+    return with_confidence(result, confident(rows, looked_up), flat)
 
 
 def draft_rows(

@@ -50,6 +50,9 @@ class DrafterOptions:
     markov_rank: int = setting(0, at_least=0, at_most=2**14, newer=True)
     """Rank of a Markov head, which makes a drafter DSpark's: each draft adds to the logits of the
     next slot. 256 is usual; 0 for none, DFlash."""
+    confidence: bool = setting(False, newer=True)
+    """Whether a head learns how likely each draft is accepted; needs ``markov_rank`` and
+    ``train.distill``."""
 
     def __post_init__(self) -> None:
         if self.init in STARTS:
@@ -62,6 +65,9 @@ class DrafterOptions:
                 f"{self.num_layers} layers, or empty"
             )
             raise ConfigError("drafter.layers", list(self.layers), rule)
+        if self.confidence and not self.markov_rank:
+            rule = "must be false where drafter.markov_rank is 0: it reads what that looks up"
+            raise ConfigError("drafter.confidence", True, rule)
 
     @property
     def slides(self) -> bool:
@@ -125,3 +131,9 @@ class DFlashConfig(Config):
         if self.drafter.init in STARTS:
             number = self.target.num_features or NUM_FEATURES
             object.__setattr__(self, "target", replace(self.target, num_features=number))
+        if self.drafter.confidence and not self.train.has_teacher:
+            rule = (
+                "must be false without a teacher, whose overlap with the drafter it learns: set "
+                "train.distill as well"
+            )
+            raise ConfigError("drafter.confidence", True, rule)

@@ -51,7 +51,9 @@ def fit_drafter(request: Request) -> DrafterConfig:
             embedding="rows",
         )
         options = config.drafter
-        network = replace(network, markov_rank=options.markov_rank)
+        network = replace(
+            network, markov_rank=options.markov_rank, confidence_head=options.confidence
+        )
         if options.slides:
             network = replace(network, layers=options.layers, sliding_window=options.sliding_window)
     check_request(replace(asked, network=network))

@@ -61,7 +61,11 @@ class DrafterTrainee(Trainee):
         self.network = network
         self.targets = targets
         self.remote_targets = remote_targets
-        self.sums = sum_names(network.draft_block_size, teacher=config.train.has_teacher)
+        self.sums = sum_names(
+            network.draft_block_size,
+            teacher=config.train.has_teacher,
+            confidence=config.train.has_teacher and network.confidence_head,
+        )
         self._target = target_record(inputs.dataset.meta, inputs.began_from)
         self.published: Mapping[str, Any] = {
             **network.to_published(),

@@ -67,14 +67,18 @@ class Reference:
                 if not labels:
                     continue
                 sums["anchors_kept"] += 1
-                logits = self.draft(memory, input_ids[anchor], anchor)
-                logits = self.with_markov_head(logits, input_ids, anchor)
+                hidden = self.hidden(memory, input_ids[anchor], anchor)
+                logits = self.with_markov_head(hidden @ self.head.T, input_ids, anchor)
                 # The target read the text up to the token before the one that it predicts.
                 taught = {
                     slot: (self.head @ last[anchor + slot - 1]).softmax(0)
                     for slot in (labels if last is not None else ())
                 }
                 losses += self.count(sums, logits, labels, taught)
+                if "confidence_head.proj.bias" in self.weights:
+                    losses += self.confidence(
+                        sums, hidden, logits, labels, taught, input_ids, anchor
+                    )
         loss = sum(losses) if losses else None
         self.update(loss, sums["weight"])
         return sums
@@ -158,8 +162,29 @@ class Reference:
             for layer in range(self.network["layers"])
         ]
 
+    def confidence(self, sums, hidden, logits, labels, taught, input_ids, anchor):
+        """What the confidence head adds to the loss: cross entropy with the overlap of now."""
+        proj, bias = (self.weights[f"confidence_head.proj.{name}"] for name in ("weight", "bias"))
+        gamma, losses = self.train["gamma"], []
+        for slot in labels:
+            before = self.weights["markov_head.markov_w1.weight"][input_ids[anchor + slot - 1]]
+            sure = torch.sigmoid(proj[0] @ torch.cat((hidden[slot], before)) + bias[0])
+            q = logits[slot].softmax(0).detach()
+            common = torch.minimum(taught[slot], q).sum()
+            weight = 1.0
+            if gamma and not self.train["dpace_alpha"]:
+                weight = math.exp(-(slot - 1) / gamma)
+            entropy = -common * sure.log() - (1 - common) * (1 - sure).log()
+            losses.append(weight * entropy)
+            sums["confidence"] += weight * entropy.item()
+        return losses
+
     def draft(self, memory, token, anchor):
-        """Logits ``[block, V]`` of one block."""
+        """Logits ``[block, V]`` of one block, without those of a Markov head."""
+        return self.hidden(memory, token, anchor) @ self.head.T
+
+    def hidden(self, memory, token, anchor):
+        """What the head reads of one block, ``[block, H]``."""
         tokens = [token] + [self.network["mask_id"]] * (self.network["block"] - 1)
         x = self.embed[tokens] * self.network["embedding_scale"]
         for layer, (keys, values) in enumerate(memory):
@@ -167,7 +192,7 @@ class Reference:
             window = self.network["windows"][layer] if "windows" in self.network else None
             keys, values = keys[:anchor], values[:anchor]
             x = self.decoder_layer(f"layers.{layer}.", x, keys, values, anchor, window)
-        return self.norm(x, "norm") @ self.head.T
+        return self.norm(x, "norm")
 
     def with_markov_head(self, logits, input_ids, anchor):
         """Slot by slot: the true token before it adds to its logits (DSpark, arXiv 2607.05147)."""

@@ -166,11 +166,15 @@ RANGES = {
     "train.global_batch": (1, 10**6),
     "train.accumulate": (1, 10**6),
     "drafter.sliding_window": (2, 2**31 - 1),
+    "drafter.markov_rank": (0, 2**14),
 }
 NUMBERS = {
     **dict.fromkeys(("train.weight_decay", "train.clip", "train.gamma"), ([0, 1e30], [-1e-9])),
     **dict.fromkeys(
-        ("data.min_distinct_4grams", "train.min_lr_ratio", "train.warmup_ratio"),
+        (
+            *("data.min_distinct_4grams", "train.min_lr_ratio", "train.warmup_ratio"),
+            "evaluate.confidence",
+        ),
         ([0, 0.5, 1], [-1e-9, 1.000001]),
     ),
     **dict.fromkeys(("train.beta1", "train.beta2"), ([0, 0.999999], [-1e-9, 1])),

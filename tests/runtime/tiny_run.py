@@ -113,9 +113,10 @@ def drafter_config():
 
 
 def network_of(config):
-    """With the layers and the head that a run file asks for."""
+    """With the layers and the heads that a run file asks for."""
     options = config.drafter
-    network = replace(drafter_config(), markov_rank=options.markov_rank)
+    heads = {"markov_rank": options.markov_rank, "confidence_head": options.confidence}
+    network = replace(drafter_config(), **heads)
     if not options.slides:
         return network
     return replace(network, layers=options.layers, sliding_window=options.sliding_window)

@@ -11,9 +11,13 @@ import torch
 
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.initialise import drafter_config
+from runtime.dflash.loss import HeadLoss
+from runtime.dflash.objective import draft_loss
 from runtime.dflash.saved_drafter import load_published, save_published
 from runtime.dflash.speculate import DraftSession, greedy
 from runtime.errors import ConfigError
+from runtime.static.attention import dense_attention
+from runtime.target.frozen import FrozenTarget
 from runtime.target.model import Target
 from tests.runtime.dflash.test_parity import BLOCK, LAYER_IDS, SCALE, make_drafter
 from tests.runtime.plain_drafter import WRONG_HEADS, drafted
@@ -94,6 +98,48 @@ def test_text_is_greedy_and_each_call_keeps_what_the_folder_drafts(case, confide
         assert found.kept == calls(case, prompt, answer, confidence)
         lengths.update(found.kept)
     assert lengths == {1} if confidence == 1.0 else len(lengths) > 1
+
+
+def test_the_training_step_computes_what_decoding_does(case):
+    """Taught the drafts themselves, it has the logits and the confidence that decoding has."""
+    target, drafter = case.target, case.drafter
+    for prompt in prompts(3):
+        n, wanted = len(prompt), DraftSession(target, drafter).first_block(prompt)
+        _, sure = drafted(case.folder, target.model, prompt)
+        anchor = int(target.logits(torch.tensor([prompt]))[0, -1].argmax())
+        drafts = wanted.argmax(dim=-1)
+        ids = torch.cat((torch.tensor([*prompt, anchor]), drafts))[None]
+        S = ids.shape[1]
+        mask = torch.zeros(1, 1, BLOCK, S + BLOCK, dtype=torch.bool)
+        mask[..., :n] = mask[..., S:] = True
+        seen = []
+
+        def head_loss(rows, head, labels, weights, *, teacher, markov, seen=seen):
+            e, w = markov
+            seen.append(rows @ head.T + e @ w.T)
+            return HeadLoss(rows.sum(), labels, overlap=torch.zeros(len(rows)))
+
+        found = draft_loss(
+            drafter,
+            FrozenTarget(
+                embed_weight=target.embed_weight,
+                head_weight=target.head_weight,
+                feature_scale=torch.ones(len(LAYER_IDS)),
+                features=None,
+            ),
+            ids,
+            target.features(ids, LAYER_IDS),
+            torch.tensor([[n]], dtype=torch.int32),
+            drafts[None, None],
+            torch.ones(1, 1, BLOCK - 1),
+            dense_attention(mask),
+            teacher=torch.zeros(BLOCK - 1, target.hidden_size),
+            head_loss=head_loss,
+        )
+        torch.testing.assert_close(seen[0], wanted, rtol=0, atol=1e-5)
+        # With an overlap of 0 the cross entropy is that of nothing accepted.
+        nothing = -(1 - sure.double()).log().sum().item()
+        assert found.confidence.item() == pytest.approx(nothing, rel=1e-4)
 
 
 @pytest.mark.parametrize("wrong", WRONG_HEADS)

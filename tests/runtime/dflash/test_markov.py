@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from runtime.config import parse_config, shaping_settings
 from runtime.dflash.drafter import Drafter, backward_stages
 from runtime.dflash.initialise import drafter_config, from_target, random_start
-from runtime.dflash.markov import ConfidenceHead, tokens_before
+from runtime.dflash.loss import HeadLoss
+from runtime.dflash.markov import ConfidenceHead, tokens_before, with_confidence
 from runtime.dflash.objective import draft_loss
+from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.speculate import DraftSession
 from runtime.errors import ConfigError
 from runtime.static.attention import dense_attention
@@ -163,3 +166,59 @@ def test_confidence_reads_the_hidden_state_and_then_the_token_before():
         head.proj.bias.fill_(0.5)
     found = head(torch.tensor([[1.0, 2, 3], [0, 0, 1]]), torch.tensor([[4.0, 5], [0, 1]]))
     assert found.tolist() == [54321.5, 10100.5]
+
+
+def test_confidence_rests_where_it_is_the_overlap():
+    """A constant of the loss, whose gradient goes on into what the head reads."""
+    overlap = torch.tensor([0.2, 0.9, 0.5, 1e-3], dtype=torch.float64, requires_grad=True)
+    weights = torch.tensor([1.0, 0.5, 0.25, 0.0], dtype=torch.float64)
+    result = HeadLoss(torch.tensor(3.0), weights, overlap=overlap)
+    logits = overlap.detach().logit().requires_grad_()
+    found = with_confidence(result, logits, weights)
+    p = overlap.detach()
+    entropy = -(p * p.log() + (1 - p) * (1 - p).log()) * weights
+    assert found.loss.item() == pytest.approx(3 + entropy.sum().item())
+    assert (found.cross_entropy.item(), found.overlap) == (3.0, overlap)
+    assert found.confidence.item() == pytest.approx(entropy.sum().item())
+    found.loss.backward()
+    torch.testing.assert_close(logits.grad, torch.zeros_like(logits), rtol=0, atol=1e-12)
+    assert overlap.grad is None
+    for less in (-0.1, 0.1):
+        moved = with_confidence(result, logits.detach() + less, weights)
+        assert moved.loss > found.loss
+    shown = with_confidence(result._replace(cross_entropy=torch.tensor(2.0)), logits, weights)
+    assert shown.cross_entropy.item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"drafter": {"confidence": True}, "train": {"distill": "l1"}},
+            r"drafter\.confidence = True: must be false where drafter\.markov_rank is 0",
+        ),
+        (
+            {"drafter": {"confidence": True, "markov_rank": 4}},
+            r"drafter\.confidence = True: must be false without a teacher.* set train\.distill",
+        ),
+        ({"drafter": {"markov_rank": -1}}, r"drafter\.markov_rank = -1: must be at least 0"),
+        ({"drafter": {"markov_rank": 2**14 + 1}}, r"drafter\.markov_rank = 16385: must be at most"),
+        ({"drafter": {"confidence": 1}}, r"drafter\.confidence = 1: must be of type bool"),
+        ({"evaluate": {"confidence": 1.5}}, r"evaluate\.confidence = 1\.5: must be at most 1"),
+        ({"evaluate": {"confidence": -0.5}}, r"evaluate\.confidence = -0\.5: must be at least 0"),
+    ],
+)
+def test_settings_that_do_not_go_together(sections, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_config(sections, DFlashConfig)
+
+
+def test_heads_shape_a_run_only_where_they_are_asked_for():
+    """Runs of before had no such keys."""
+    before, now = parse_config({}, DFlashConfig).as_dict(), parse_config({}, DFlashConfig).as_dict()
+    for key in ("markov_rank", "confidence"):
+        before["drafter"].pop(key)
+    assert shaping_settings(before, DFlashConfig) == shaping_settings(now, DFlashConfig)
+    raw = {"drafter": {"markov_rank": 4, "confidence": True}, "train": {"distill": "l1"}}
+    shaped = shaping_settings(parse_config(raw, DFlashConfig).as_dict(), DFlashConfig)
+    assert raw["drafter"].items() <= shaped["drafter"].items()

@@ -285,6 +285,16 @@ CASES = {
         "cpu",
         {"anchors": "data", "distill": "l1", "gamma": 2.0, "clip": 0.1, "accumulate": 2},
     ),
+    "markov and confidence": (
+        "stored",
+        "cpu",
+        {"anchors": "data", "distill": "l1", "gamma": 2.0, "weight_decay": 0.2, "clip": 0.5},
+    ),
+    "markov and confidence with dpace": (
+        "remote",
+        "cpu,cpu",
+        {"loss": "dpace", "distill": "kl", "global_batch": 4, "accumulate": 2, "clip": 0.5},
+    ),
     "markov with dpace": ("online", "cpu", {"loss": "dpace", "reduce_dtype": "compute"}),
 }
 RANK = 5
@@ -295,7 +305,7 @@ SLIDING = {"layers": ["full", "sliding"], "sliding_window": 6}
 def test_a_run_equals_the_reference(tmp_path, monkeypatch, case):
     where, devices, train = CASES[case]
     drafter = {"num_layers": 2, **SLIDING} if "sliding" in case else {}
-    drafter |= {"markov_rank": RANK} if "markov" in case else {}
+    drafter |= {"markov_rank": RANK, "confidence": "confid" in case} if "markov" in case else {}
     config = make_config(
         tmp_path, run={"devices": devices, "seed": 3}, train={**TRAIN, **train}, drafter=drafter
     )
@@ -321,6 +331,9 @@ def test_a_run_equals_the_reference(tmp_path, monkeypatch, case):
         assert ("overlap" in row) == (config.train.distill != "none")
         if "overlap" in row:
             share["overlap"] = ("overlap", "tokens")
+        assert ("confidence_loss" in row) == config.drafter.confidence
+        if "confidence_loss" in row:
+            share["confidence_loss"] = ("confidence", "weight")
         for name, (over, under) in share.items():
             wanted = sums[over] / sums[under] if sums[under] else None
             assert row[name] == (wanted if wanted is None else close(wanted)), name

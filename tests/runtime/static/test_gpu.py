@@ -214,25 +214,30 @@ def test_a_run_is_scored_in_graphs_of_its_own(tmp_path, anchors):
     assert found[-1]["heldout_tau"] == pytest.approx(tokens / blocks, abs=0.035)
 
 
-@pytest.mark.parametrize("loss", ["decay", "dpace"])
-def test_a_captured_run_with_a_markov_head_equals_the_cpu_run(tmp_path, loss):
-    options = {"loss": loss, "lr": 1e-2, "drafter": {"markov_rank": 16}}
-    _, cpu, cpu_weights = train(prepared(tmp_path, "cpu", "cpu", **options))
-    result, gpu, gpu_weights = train(prepared(tmp_path, "gpu", "cuda:0", **options))
+MARKOV = {"drafter": {"markov_rank": 16}, "lr": 1e-2}
+CONFIDENT = {"drafter": {"markov_rank": 16, "confidence": True}, "lr": 1e-2, "distill": "l1"}
+
+
+@pytest.mark.parametrize("heads", [MARKOV, {**MARKOV, "loss": "dpace"}, CONFIDENT])
+def test_a_captured_run_with_dsparks_heads_equals_the_cpu_run(tmp_path, heads):
+    _, cpu, cpu_weights = train(prepared(tmp_path, "cpu", "cpu", **heads))
+    result, gpu, gpu_weights = train(prepared(tmp_path, "gpu", "cuda:0", **heads))
     expected = "0 compiles, 0 FX traces, 0 host mask builds, 12 steps (12 graph replays)"
     assert result.summary == f"after freeze: {expected}"
-    np.testing.assert_allclose(losses(gpu), losses(cpu), rtol=2e-3)
+    for name in ("loss", "confidence_loss") if heads is CONFIDENT else ("loss",):
+        found, wanted = ([row[name] for row in rows] for rows in (gpu, cpu))
+        np.testing.assert_allclose(found, wanted, rtol=2e-3)
     for name, weight in cpu_weights.items():
         torch.testing.assert_close(gpu_weights[name], weight, rtol=2e-2, atol=5e-3, msg=name)
     assert gpu_weights["markov_head.markov_w2.weight"].abs().max() > 0.01
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_runs_with_a_markov_head_are_equal_to_the_bit(tmp_path, dtype):
+@pytest.mark.parametrize("heads", [MARKOV, CONFIDENT])
+def test_two_runs_with_dsparks_heads_are_equal_to_the_bit(tmp_path, heads, dtype):
     """No gradient is added up in an order that changes from run to run."""
-    options = {"dtype": dtype, "lr": 1e-2, "drafter": {"markov_rank": 16}}
-    _, first, weights = train(prepared(tmp_path, "a", "cuda:0", **options))
-    _, second, again = train(prepared(tmp_path, "b", "cuda:0", **options))
+    _, first, weights = train(prepared(tmp_path, "a", "cuda:0", dtype=dtype, **heads))
+    _, second, again = train(prepared(tmp_path, "b", "cuda:0", dtype=dtype, **heads))
     assert losses(first).tolist() == losses(second).tolist()
     for name, weight in weights.items():
         assert torch.equal(weight, again[name]), name
