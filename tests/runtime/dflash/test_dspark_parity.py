@@ -25,6 +25,7 @@ from tests.runtime.tiny_llama import prompts, tiny_target
 
 RANK = 24
 """As many as there are tokens, so that the head can know which follows which."""
+WINDOW = 5
 CONFIDENCE = [0.0, 0.2, 0.5, 0.8, 1.0]
 
 
@@ -41,7 +42,7 @@ def case(request, tmp_path_factory):
     plain = drafter_config(target, num_layers=2, draft_block_size=BLOCK, target_layer_ids=LAYER_IDS)
     network = replace(plain, markov_rank=RANK, confidence_head=True)
     if request.param == "sliding":
-        network = replace(network, layers=("full", "sliding"), sliding_window=5)
+        network = replace(network, layers=("full", "sliding"), sliding_window=WINDOW)
     drafter = make_drafter(network)
     with torch.no_grad():
         drafter.markov_head.markov_w1.weight.add_(4 * torch.eye(RANK))
@@ -112,6 +113,10 @@ def test_the_training_step_computes_what_decoding_does(case):
         S = ids.shape[1]
         mask = torch.zeros(1, 1, BLOCK, S + BLOCK, dtype=torch.bool)
         mask[..., :n] = mask[..., S:] = True
+        near = mask.clone()
+        for slot in range(BLOCK):
+            near[..., slot, : max(0, n + slot + 1 - WINDOW)] = False
+            near[..., slot, S + slot + 1 :] = False
         seen = []
 
         def head_loss(rows, head, labels, weights, *, teacher, markov, seen=seen):
@@ -133,6 +138,7 @@ def test_the_training_step_computes_what_decoding_does(case):
             drafts[None, None],
             torch.ones(1, 1, BLOCK - 1),
             dense_attention(mask),
+            sliding=dense_attention(near) if drafter.config.layers else None,
             teacher=torch.zeros(BLOCK - 1, target.hidden_size),
             head_loss=head_loss,
         )
