@@ -80,6 +80,7 @@ def test_every_cell_is_the_familys_and_that_of_a_brute_force(convention):
 def test_a_window_over_all_is_a_causal_block():
     for anchor in (0, 1, 7):
         cells = sliding_cells(anchor, BLOCK, anchor + BLOCK)
+        assert sliding_cells(anchor, BLOCK, 9, "meta").device.type == "meta"
         assert cells[:, :anchor].all()
         assert torch.equal(cells[:, anchor:], torch.ones(BLOCK, BLOCK).tril().bool())
 
