@@ -16,6 +16,17 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cycle:
+    """One more warm-up and cosine, once the ones before are over."""
+
+    start: int
+    """Steps before it."""
+    warmup_steps: int
+    total_steps: int
+    """Its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdamWSettings:
     """Hyperparameters; the schedule is linear warm-up, then cosine."""
 
@@ -28,6 +39,8 @@ class AdamWSettings:
     """On matrices only; vectors (norms) take none."""
     clip: float
     """Largest global gradient norm; 0 does not clip."""
+    later: tuple[Cycle, ...] = ()
+    """What follows ``total_steps``, in order; without any the last learning rate stays."""
 
 
 @dataclass(frozen=True)
@@ -182,11 +195,19 @@ class FlatAdamW:
 
     def _set_lr(self, step: Tensor) -> None:
         s = self.settings
-        warmup = (step + 1) / max(1, s.warmup_steps)
-        progress = (step - s.warmup_steps) / max(1, s.total_steps - s.warmup_steps)
+        lr = self._lr_of(step, s.warmup_steps, s.total_steps)
+        for cycle in s.later:
+            own = self._lr_of(step - cycle.start, cycle.warmup_steps, cycle.total_steps)
+            lr = torch.where(step >= cycle.start, own, lr)
+        self.lr.copy_(lr)
+
+    def _lr_of(self, step: Tensor, warmup_steps: int, total_steps: int) -> Tensor:
+        s = self.settings
+        warmup = (step + 1) / max(1, warmup_steps)
+        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
         cosine = 0.5 * (1 + torch.cos(math.pi * progress.clamp(0, 1)))
         decayed = s.min_lr_ratio + (1 - s.min_lr_ratio) * cosine
-        self.lr.copy_(s.lr * torch.minimum(warmup, decayed))
+        return s.lr * torch.minimum(warmup, decayed)
 
     def refresh(self) -> None:
         """Make the parameters equal to the masters."""

@@ -22,6 +22,7 @@ from cache.atomic import move_folder, staging_folder, temp_prefix
 from cache.causes import naming, why
 from maskgen.progress import say
 from runtime.errors import CheckpointError, LaterFormatError
+from runtime.training.cycles import Cycles
 from runtime.training.saved_state import Checkpoint, folder_name, read_checkpoint, write_checkpoint
 
 R = TypeVar("R")
@@ -42,6 +43,7 @@ def save_checkpoint(
     keep: int,
     heldout: Mapping[str, Any] = MappingProxyType({}),
     spare: int | None = None,
+    cycles: Cycles = (),
 ) -> Path:
     """Write one checkpoint beside the others and drop the oldest over ``keep``.
 
@@ -54,6 +56,7 @@ def save_checkpoint(
         keep: Good checkpoints of this run kept; what is older goes, damaged or not.
         heldout: How the run stands on held-out data.
         spare: Step whose checkpoint stays however old it is.
+        cycles: Of the learning rate.
 
     One process at a time saves in a folder; what a killed one left half written is removed.
 
@@ -74,6 +77,7 @@ def save_checkpoint(
                 fingerprint=fingerprint,
                 published=published,
                 heldout=heldout,
+                cycles=cycles,
             )
             _place(folder, target, staging / REPLACED)
     except (OSError, SafetensorError) as error:
@@ -150,7 +154,7 @@ def newest_good(
 
 def own_checkpoints(
     root: Path,
-    fingerprint: str,
+    is_ours: Callable[[Checkpoint], bool],
     report: Callable[[str], None],
     what_differs: Callable[[str], str],
 ) -> list[Checkpoint]:
@@ -158,7 +162,7 @@ def own_checkpoints(
 
     Args:
         root: Folder of all checkpoints; no other process may write there.
-        fingerprint: What shapes this run.
+        is_ours: Whether one is of this run.
         report: Takes a line for each that is passed over.
         what_differs: Fingerprint of another run -> what differs between the two, in words.
 
@@ -171,7 +175,7 @@ def own_checkpoints(
     except OSError as error:
         raise _unwritable(root, error) from error
     checkpoints = find_checkpoints(root, report)
-    ours = [item for item in checkpoints if item.fingerprint == fingerprint]
+    ours = [item for item in checkpoints if is_ours(item)]
     if checkpoints and not ours:
         raise CheckpointError(
             f"{root} holds checkpoints of another run; changed: "

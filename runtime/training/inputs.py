@@ -68,7 +68,7 @@ class Inputs:
     shaping: Mapping[str, Any]
     """What ``shaping`` returned."""
     fingerprint: str
-    """SHA-256 of ``shaping``."""
+    """Of ``shaping``, or of the run that ``train.steps`` raises."""
     config_type: type[Config]
     """Of the run file: which settings shape a run, those of an earlier one too."""
     began_from: Mapping[str, Any] = field(default_factory=dict)
@@ -123,10 +123,22 @@ def gather_inputs(
         heldout=_heldout(dataset, heldout_specs, heldout_beside, store, config_path),
         mask_version=next(iter(entries.values())).version,
         shaping=shapes,
-        fingerprint=cache.sha256_hex(json.dumps(shapes, sort_keys=True).encode()),
+        fingerprint=fingerprint_of(shapes),
         config_type=type(config),
         began_from=began_from,
     )
+
+
+def fingerprint_of(shapes: Mapping[str, Any], steps: int | None = None) -> str:
+    """SHA-256 of what shapes a run.
+
+    Args:
+        shapes: What ``shaping`` returned.
+        steps: ``train.steps`` of its first cycle, where that is another.
+    """
+    if steps is not None:
+        shapes = {**shapes, "train": {**shapes["train"], "steps": steps}}
+    return cache.sha256_hex(json.dumps(shapes, sort_keys=True).encode())
 
 
 def _heldout(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ class Job:
         start = find_start(
             self.config, self.inputs, self.processes, fresh=fresh, report=self.report
         )
+        if start.checkpoint is not None:
+            self.inputs = replace(self.inputs, fingerprint=start.checkpoint.fingerprint)
         show_from = partial(self._showing, show, start)
         if start.step >= self.config.train.steps or start.gave_up:
             return self._finish(start, show_from)
@@ -115,6 +118,7 @@ class Job:
             inputs=self.inputs,
             report=self.report,
             processes=self.processes,
+            cycles=start.cycles,
         )
         try:
             # Reported before the groups are left, so that others hear the cause, not that it broke
@@ -140,11 +144,13 @@ class Job:
         trainer.start_from(weights=weights, state=start.state)
         if self.processes.leads:
             # Not before: until here the command may still be refused.
-            write_run_file(self.folder, self.config, self.inputs)
+            write_run_file(self.folder, self.config, self.inputs, start.cycles)
             if fresh:
                 remove_checkpoints(self.folder / "checkpoints")
         if start.state is not None:
             self.report(f"resuming from step {start.step} of {self.config.train.steps}")
+        if start.change is not None:
+            self.report(start.change)
 
     def _leave_product(
         self,
@@ -174,8 +180,11 @@ class Job:
     ) -> RunResult:
         counts = start.counts(self.processes)
         check_learned(counts, self.config.train.max_skipped)
-        goes_on = "a larger evaluate.patience goes on, " if start.gave_up else ""
-        self.report(f"this run is finished: {start.step} steps; {goes_on}--fresh starts over")
+        larger = "train.steps or evaluate.patience" if start.gave_up else "train.steps"
+        self.report(
+            f"this run is finished: {start.step} steps; a larger {larger} goes on, --fresh starts "
+            "over"
+        )
         result = nothing_run(counts, self.placement)
         with show_from(result):
             if start.checkpoint is not None:

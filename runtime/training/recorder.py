@@ -9,6 +9,7 @@ from maskgen.faults import told
 from runtime.config import TrainConfig
 from runtime.data.plan import NO_ROW, Step, StepPlan
 from runtime.training.checkpoint import save_checkpoint
+from runtime.training.cycles import Cycles
 from runtime.training.method import Method
 from runtime.training.metrics import METRICS_FILE, MetricsLog, interval_metrics
 from runtime.training.outcome import check_skips
@@ -28,6 +29,7 @@ class Recorder:
         fingerprint: What shaped the run.
         report: Takes a line for people.
         first_step: Where this run begins.
+        cycles: Of the learning rate, kept in every checkpoint.
         skips_in_a_row: Steps that were skipped one after another up to there.
         watch: Scores the held-out data, if anything does.
     """
@@ -43,6 +45,7 @@ class Recorder:
         fingerprint: str,
         report: Callable[[str], None],
         first_step: int,
+        cycles: Cycles = (),
         skips_in_a_row: int = 0,
         watch: Watch | None = None,
     ) -> None:
@@ -53,6 +56,7 @@ class Recorder:
         self.published = published
         self.fingerprint = fingerprint
         self.report = report
+        self.cycles = cycles
         self.watch = watch
         self._log = MetricsLog(
             folder / METRICS_FILE,
@@ -155,6 +159,7 @@ class Recorder:
             keep=self.train.keep,
             heldout=self.watch.record(finished) if self.watch is not None else {},
             spare=self.watch.spare if self.watch is not None else None,
+            cycles=self.cycles,
         )
         self._saved = finished
         self._leave_out(time.monotonic() - began)

@@ -1,6 +1,7 @@
 """All of a run on one device: module, optimizer, and one static step a bucket."""
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,9 +14,10 @@ from runtime.ranks.devices import Placement, enter_thread
 from runtime.static.buffers import Field, InputSlot, input_slots
 from runtime.static.exchange import GradientExchange
 from runtime.static.graph import GraphPool
-from runtime.static.optimizer import AdamWSettings, FlatAdamW
+from runtime.static.optimizer import AdamWSettings, Cycle, FlatAdamW
 from runtime.static.step import COUNTERS, TrainStep
 from runtime.static.step_set import StepSet
+from runtime.training.cycles import Cycles
 from runtime.training.heldout import HeldOut
 from runtime.training.method import Trainee
 from runtime.training.outcome import StepCounts, step_counts
@@ -34,6 +36,7 @@ class Replica:
         train: Optimisation settings.
         num_slots: Input slots, see ``input_slots``.
         heldout: What this device scores meanwhile, if anything.
+        cycles: Of the learning rate; one up to ``train.steps`` if left out.
     """
 
     # Tensors that were made in the caller's inference mode could not be trained or written to.
@@ -48,6 +51,7 @@ class Replica:
         train: TrainConfig,
         num_slots: int = 2,
         heldout: HeldOut | None = None,
+        cycles: Cycles = (),
     ) -> None:
         self.group = group
         self.device = placement.devices[group.index]
@@ -59,7 +63,7 @@ class Replica:
         self.module = trainee.module(self.device)
         self.optimizer = FlatAdamW(
             self.module,
-            adamw_settings(train),
+            adamw_settings(train, cycles),
             device=self.device,
             dtype=placement.compute_dtype,
             num_sums=len(self.sums),
@@ -198,14 +202,24 @@ def rows_of_rank(train: TrainConfig, ranks: int) -> int:
     return train.global_batch // (ranks * train.accumulate)
 
 
-def adamw_settings(train: TrainConfig) -> AdamWSettings:
-    """The optimizer's part of ``[train]``."""
+def adamw_settings(train: TrainConfig, cycles: Cycles = ()) -> AdamWSettings:
+    """The optimizer's part of ``[train]``, over one cycle of ``train.steps`` if none are named."""
+    first, *ends = cycles or (train.steps,)
+    later = tuple(
+        Cycle(
+            start=start,
+            warmup_steps=round((end - start) * train.warmup_ratio),
+            total_steps=end - start,
+        )
+        for start, end in pairwise((first, *ends))
+    )
     return AdamWSettings(
         lr=train.lr,
         min_lr_ratio=train.min_lr_ratio,
-        warmup_steps=round(train.steps * train.warmup_ratio),
-        total_steps=train.steps,
+        warmup_steps=round(first * train.warmup_ratio),
+        total_steps=first,
         betas=(train.beta1, train.beta2),
         weight_decay=train.weight_decay,
         clip=train.clip,
+        later=later,
     )

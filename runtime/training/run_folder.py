@@ -7,6 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,8 +20,9 @@ from runtime.config import Config, shaping_settings
 from runtime.errors import ConfigError, TrainingError
 from runtime.files.sealed import DamagedError, read_sealed, write_sealed
 from runtime.training.checkpoint import has_checkpoints, newest_good, own_checkpoints
+from runtime.training.cycles import Cycles
 from runtime.training.differences import describe_differences
-from runtime.training.inputs import Inputs
+from runtime.training.inputs import Inputs, fingerprint_of
 from runtime.training.saved_state import LATER, Checkpoint
 
 FORMAT = 2
@@ -91,7 +93,7 @@ def _take(lock: IO[str], path: Path) -> None:
         )
 
 
-def write_run_file(folder: Path, config: Config, inputs: Inputs) -> None:
+def write_run_file(folder: Path, config: Config, inputs: Inputs, cycles: Cycles = ()) -> None:
     """Write ``run.json``, a sealed document: the settings, and what else shaped the run."""
     record = {
         "config": config.as_dict(),
@@ -100,6 +102,7 @@ def write_run_file(folder: Path, config: Config, inputs: Inputs) -> None:
         "data": inputs.shaping["data"],
         **({"began_from": dict(inputs.began_from)} if inputs.began_from else {}),
         "fingerprint": inputs.fingerprint,
+        "cycles": list(cycles or (config.train.steps,)),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
@@ -126,11 +129,30 @@ def starting_point(
     root = folder / "checkpoints"
     record = _read_run_file(folder, report)
     what_differs = functools.partial(_what_differs, record, inputs)
-    checkpoints = own_checkpoints(root, inputs.fingerprint, report, what_differs)
+
+    def is_ours(checkpoint: Checkpoint) -> bool:
+        first, *_ = _cycles(checkpoint, record, inputs)
+        return checkpoint.fingerprint == fingerprint_of(inputs.shaping, first)
+
+    checkpoints = [
+        replace(checkpoint, cycles=_cycles(checkpoint, record, inputs))
+        for checkpoint in own_checkpoints(root, is_ours, report, what_differs)
+    ]
     found = newest_good(checkpoints, lambda item: (item, item.load()), report)
     if found is None and has_checkpoints(root):
         report(f"no checkpoint in {root} can be used: starting at step 1")
     return found
+
+
+def _cycles(checkpoint: Checkpoint, record: Mapping[str, Any], inputs: Inputs) -> Cycles:
+    """Those of a checkpoint; of one of before they had cycles the one that ``run.json`` says."""
+    if checkpoint.cycles:
+        return checkpoint.cycles
+    steps: int = inputs.shaping["train"]["steps"]
+    if record.get("fingerprint") == checkpoint.fingerprint:
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            steps = int((record.get("cycles") or [record["config"]["train"]["steps"]])[0])
+    return (steps,)
 
 
 def kept_beginning(folder: Path) -> Mapping[str, Any]:
@@ -162,8 +184,11 @@ def _what_differs(record: Mapping[str, Any], inputs: Inputs, fingerprint: str) -
         # It is of a later run where one was killed while it started over.
         if record["fingerprint"] != fingerprint:
             return UNKNOWN
+        settings = shaping_settings(record["config"], inputs.config_type)
+        # Other steps alone would be the same run.
+        settings["train"]["steps"] = shaping["train"]["steps"]
         was = {
-            **shaping_settings(record["config"], inputs.config_type),
+            **settings,
             "masks": record.get("masks", shaping["masks"]),
             "data": record.get("data", shaping["data"]),
             **({"began_from": record["began_from"]["files"]} if "began_from" in record else {}),

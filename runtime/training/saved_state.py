@@ -2,7 +2,8 @@
 
 ``state.safetensors`` has fp32 masters, moments and counters. ``meta.json`` is a sealed document of
 format 3: step, fingerprint of the run, SHA-256 of the state file, ``published``, what an export
-needs beside the weights, and ``heldout`` where the run was scored. Format 2 called ``published``
+needs beside the weights, ``cycles``, those of the learning rate, and ``heldout`` where the run was
+scored. Format 2 called ``published``
 ``drafter``, and format 1 had no seal; both are read.
 """
 
@@ -22,6 +23,7 @@ from runtime.files.digests import State, file_state, sha256_of_file
 from runtime.files.sealed import DamagedError, read_sealed, seal
 from runtime.files.tensors import save_tensors
 from runtime.files.writing import sync_file
+from runtime.training.cycles import Cycles
 
 FORMAT = 3
 PUBLISHED_SINCE = 3
@@ -52,6 +54,8 @@ class Checkpoint:
     heldout: Mapping[str, Any] = field(default_factory=dict)
     """How the run stood on held-out data, see ``runtime.training.watch``; empty where it was not
     scored."""
+    cycles: Cycles = ()
+    """Of the learning rate, see ``runtime.training.cycles``; empty in a checkpoint of before."""
 
     @property
     def merit(self) -> float | None:
@@ -137,6 +141,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             str(meta["sha256"]),
             dict(meta[named]),
             dict(meta.get("heldout", {})),
+            tuple(map(int, meta.get("cycles", ()))),
         )
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: it must say {error}") from error
@@ -153,6 +158,7 @@ def write_checkpoint(
     fingerprint: str,
     published: Mapping[str, Any],
     heldout: Mapping[str, Any] = MappingProxyType({}),
+    cycles: Cycles = (),
 ) -> None:
     """Write a state into a new folder; its files are on the disk when this returns.
 
@@ -173,6 +179,7 @@ def write_checkpoint(
         "published": dict(published),
         "sha256": sha256,
         **({"heldout": dict(heldout)} if heldout else {}),
+        **({"cycles": list(cycles)} if cycles else {}),
     }
     write_synced(folder / META_FILE, seal(meta))
 

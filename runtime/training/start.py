@@ -12,6 +12,7 @@ from runtime.config import Config
 from runtime.errors import TrainingError
 from runtime.ranks.processes import Processes
 from runtime.training.checkpoint import check_writable
+from runtime.training.cycles import Cycles, described, planned
 from runtime.training.differences import describe_differences
 from runtime.training.inputs import Inputs
 from runtime.training.method import Method
@@ -33,11 +34,22 @@ class Start:
     """Of the checkpoint."""
     gave_up: bool
     """Whether the run had ended there since its held-out scores became no better."""
+    cycles: Cycles
+    """Of the learning rate."""
 
     @property
     def heldout(self) -> Mapping[str, Any]:
-        """How the run stood on held-out data; known to the first process alone."""
-        return self.checkpoint.heldout if self.checkpoint is not None else {}
+        """How the run stood on held-out data; known to the first process alone.
+
+        With other cycles it waits anew for a better score.
+        """
+        past = self.checkpoint.heldout if self.checkpoint is not None else {}
+        return {**past, "waited": 0} if past and self.change else past
+
+    @property
+    def change(self) -> str | None:
+        """What ``train.steps`` does to the cycles of the checkpoint, in a line for people."""
+        return described(self.checkpoint.cycles, self.cycles) if self.checkpoint else None
 
     def counts(self, processes: Processes) -> StepCounts:
         """What became of the steps of a finished run, whose state process 0 has read."""
@@ -64,6 +76,7 @@ def find_start(
 
     Raises:
         CheckpointError: The run folder is of another run, or cannot be read or written.
+        ConfigError: ``train.steps`` would end a cosine early.
         LaterFormatError: It is of a later release.
         TrainingError: Another process has other settings, data or masks.
     """
@@ -81,12 +94,24 @@ def find_start(
     saving["accumulate"] = train.accumulate
     scoring = {"every": evaluate.every, "patience": evaluate.patience}
     step = agree(processes, first_step, {**inputs.shaping, "train": saving, "evaluate": scoring})
+    cycles: Cycles = (train.steps,)
+    if checkpoint is not None:
+        cycles = planned(checkpoint.cycles, checkpoint.step, train.steps)
+    shared = processes.from_leader("cycles", json.dumps(cycles) if processes.leads else None)
     gave_up = False
     if evaluate.patience:
-        waited = checkpoint.heldout.get("waited", 0) if checkpoint is not None else 0
+        waited = 0
+        if checkpoint is not None and cycles == checkpoint.cycles:
+            waited = checkpoint.heldout.get("waited", 0)
         mine = json.dumps(has_given_up(config, waited)) if processes.leads else None
         gave_up = json.loads(processes.from_leader("gave-up", mine))
-    return Start(step=step, checkpoint=checkpoint, state=state, gave_up=gave_up)
+    return Start(
+        step=step,
+        checkpoint=checkpoint,
+        state=state,
+        gave_up=gave_up,
+        cycles=tuple(json.loads(shared)),
+    )
 
 
 def agree(processes: Processes, first_step: int, shaping: Mapping[str, Any]) -> int:

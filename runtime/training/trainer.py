@@ -20,6 +20,7 @@ from runtime.ranks.processes import Processes, single_process
 from runtime.signals import Stopped, stop_on_signals
 from runtime.static.compilation import size_recompile_limits
 from runtime.static.freeze import FreezeGuard
+from runtime.training.cycles import Cycles
 from runtime.training.inputs import Inputs
 from runtime.training.method import Method, Trainee
 from runtime.training.monitor import Monitor
@@ -47,6 +48,7 @@ class Trainer:
         inputs: Masks, the plan of the steps, and the fingerprint that goes into checkpoints.
         report: Takes a line for people about what is going on.
         processes: All processes; this one alone if left out. The first writes all files.
+        cycles: Of the learning rate; one up to ``train.steps`` if left out.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Trainer:
         inputs: Inputs,
         report: Callable[[str], None],
         processes: Processes | None = None,
+        cycles: Cycles = (),
     ) -> None:
         self.processes = processes or single_process()
         self.config = config
@@ -67,6 +70,7 @@ class Trainer:
         self.trainee = trainee
         self.inputs = inputs
         self.report = report
+        self.cycles = cycles or (config.train.steps,)
         self.groups: list[Group] = make_groups(placement, self.processes)
         entries, remote_targets = inputs.entries, trainee.remote_targets
         scored = len(inputs.heldout.entries) if inputs.heldout is not None else 0
@@ -81,6 +85,7 @@ class Trainer:
                 num_slots=2 + -(-len(remote_targets) // len(self.groups)),
                 # One rank is enough: the others wait in their next collective meanwhile.
                 heldout=trainee.heldout if group.rank == 0 else None,
+                cycles=self.cycles,
             )
             for group in self.groups
         ]
@@ -207,6 +212,7 @@ class Trainer:
             fingerprint=self.inputs.fingerprint,
             report=self.report,
             first_step=first_step,
+            cycles=self.cycles,
             watch=self._make_watch(past),
             skips_in_a_row=self.replicas[0].counts().skips_in_a_row,
         )

@@ -141,7 +141,9 @@ def inputs_of(config, path="run.toml", *, ranks=1):
     return open_inputs(METHOD, config, path, placement, ranks)
 
 
-def make_trainer(config, *, target=None, remote_targets=(), processes=None, network=None):
+def make_trainer(
+    config, *, target=None, remote_targets=(), processes=None, network=None, cycles=()
+):
     share = (processes.local_rank, processes.local_size) if processes else (0, 1)
     placement = place(
         config.run.devices, dtype=config.target.dtype, threads=config.run.threads, share=share
@@ -165,12 +167,13 @@ def make_trainer(config, *, target=None, remote_targets=(), processes=None, netw
         inputs=inputs,
         report=lambda line: None,
         processes=processes,
+        cycles=cycles,
     )
 
 
-def train(config, *, first_step=0, state=None):
+def train(config, *, first_step=0, state=None, cycles=()):
     """Run to the end; gives the result, the metric rows and the fp32 weights."""
-    trainer = make_trainer(config)
+    trainer = make_trainer(config, cycles=cycles)
     try:
         trainer.prepare()
         weights = None if state else first_drafter(network_of(config)).state_dict()

@@ -188,6 +188,18 @@ def test_captured_micro_batches_give_the_run_of_the_whole_batch(
         torch.testing.assert_close(added[name], weight, rtol=2e-2, atol=2e-3, msg=name)
 
 
+def test_a_second_cosine_is_captured(tmp_path):
+    _, cpu, weights = train(prepared(tmp_path, "cpu", "cpu"), cycles=(5, 12))
+    result, gpu, found = train(prepared(tmp_path, "gpu", "cuda:0"), cycles=(5, 12))
+    expected = "0 compiles, 0 FX traces, 0 host mask builds, 12 steps (12 graph replays)"
+    assert result.summary == f"after freeze: {expected}"
+    rates = [row["lr"] for row in gpu]
+    assert rates[4] < rates[5] == pytest.approx(1e-3)
+    np.testing.assert_allclose(rates, [row["lr"] for row in cpu], rtol=1e-5)
+    for name, weight in weights.items():
+        torch.testing.assert_close(found[name], weight, rtol=2e-2, atol=2e-3, msg=name)
+
+
 @pytest.mark.parametrize("anchors", ["layouts", "data"])
 def test_a_run_is_scored_in_graphs_of_its_own(tmp_path, anchors):
     """As the CPU scores the same weights, and the steps are those of a run without scores."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.static.optimizer import AdamWSettings, FlatAdamW
+from runtime.static.optimizer import AdamWSettings, Cycle, FlatAdamW
 
 CPU = torch.device("cpu")
 
@@ -230,3 +230,24 @@ def test_the_flat_state_is_all_that_a_state_views():
     kept = sum(tensor.numel() for tensor in flat.state().values())
     # One count of steps for each of the two groups, of which a state has one.
     assert sum(tensor.numel() for tensor in flat.flat_state()) == kept + 1
+
+
+def test_later_cycles_follow_one_another_and_change_nothing_before_them():
+    later = (
+        Cycle(start=10, warmup_steps=3, total_steps=7),
+        Cycle(start=17, warmup_steps=0, total_steps=4),
+    )
+    one = FlatAdamW(model(), settings(), device=CPU, dtype=torch.float32, num_sums=1)
+    three = FlatAdamW(model(), settings(later=later), device=CPU, dtype=torch.float32, num_sums=1)
+    rates = {one: [], three: []}
+    for flat, found in rates.items():
+        for step in range(24):
+            flat.step(torch.tensor(0.0), torch.tensor(float(step)))
+            found.append(float(flat.lr))
+    assert rates[three][:10] == rates[one][:10]
+    own = settings(warmup_steps=3, total_steps=7)
+    assert rates[three][10:17] == pytest.approx([cosine(step, own) for step in range(7)])
+    assert rates[three][10] < rates[three][11] < rates[three][12] == pytest.approx(1e-2)
+    # By hand: without a warm-up from the peak at once, then to the least, where it stays.
+    last = [1e-2 * (0.55 + 0.45 * math.cos(math.pi * step / 4)) for step in range(5)]
+    assert rates[three][17:] == pytest.approx(last + 2 * [1e-3])

@@ -169,7 +169,10 @@ def test_a_run_ends_after_so_many_scores_without_a_better_one(root):
     assert product(folder)[0] == 6
     # The same command does nothing more; with more patience it goes on.
     done = command(train, *options(root, "patient", **asked))
-    assert "this run is finished: 6 steps; a larger evaluate.patience goes on" in done.stderr
+    assert (
+        "this run is finished: 6 steps; a larger train.steps or evaluate.patience goes on"
+        in done.stderr
+    )
     assert [*scores(folder)] == [2, 4, 6]
     command(train, *options(root, "patient", **{**asked, "evaluate.patience": 4}))
     assert [*scores(folder)] == [2, 4, 6, 8, 10]

@@ -25,7 +25,9 @@ UNASKED = {}.__getitem__
 
 def latest_state(root, fingerprint="a" * 64, report=print, what_differs=UNASKED):
     """Step and state that a run of this fingerprint goes on from."""
-    found = own_checkpoints(root, fingerprint, report, what_differs)
+    found = own_checkpoints(
+        root, lambda item: item.fingerprint == fingerprint, report, what_differs
+    )
     return newest_good(found, lambda item: (item.step, item.load()), report)
 
 

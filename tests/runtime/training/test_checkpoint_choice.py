@@ -29,6 +29,10 @@ def save(root, step, fingerprint=OURS, keep=99, value=None):
     return save_checkpoint(root, state, step=step, fingerprint=fingerprint, published={}, keep=keep)
 
 
+def is_ours(checkpoint):
+    return checkpoint.fingerprint == OURS
+
+
 def damage(folder, name="state.safetensors"):
     path = folder / name
     path.write_bytes(path.read_bytes()[:-2])
@@ -58,15 +62,15 @@ def test_the_newest_is_that_of_the_largest_number(tmp_path):
 def test_of_several_runs_only_the_own_are_gone_on_with(tmp_path):
     for step, run in ((10, OURS), (20, THEIRS), (30, OURS), (40, THEIRS)):
         save(tmp_path, step, run)
-    assert [item.step for item in own_checkpoints(tmp_path, OURS, print, UNASKED)] == [30, 10]
-    assert own_checkpoints(tmp_path / "none", OURS, print, UNASKED) == []
+    assert [item.step for item in own_checkpoints(tmp_path, is_ours, print, UNASKED)] == [30, 10]
+    assert own_checkpoints(tmp_path / "none", is_ours, print, UNASKED) == []
 
 
 def test_what_differs_is_asked_of_the_newest_of_another_run(tmp_path):
     for step, run in ((10, "c" * 64), (20, THEIRS)):
         save(tmp_path, step, run)
     with pytest.raises(CheckpointError) as caught:
-        own_checkpoints(tmp_path, OURS, print, lambda other: f"{other[:3]} is not yours")
+        own_checkpoints(tmp_path, is_ours, print, lambda other: f"{other[:3]} is not yours")
     assert str(caught.value) == (
         f"{tmp_path} holds checkpoints of another run; changed: bbb is not yours; use --fresh to "
         "start over there, or another run.folder"
@@ -156,7 +160,11 @@ def test_what_is_in_its_place_stays_and_every_leftover_goes(tmp_path):
     assert names(tmp_path) == [name(10), name(20), name(40)]
     (tmp_path / ".notes.tmp-1").mkdir()
     left_by_a_killed_save(tmp_path, 40, new=5)
-    assert [item.step for item in own_checkpoints(tmp_path, OURS, print, UNASKED)] == [40, 20, 10]
+    assert [item.step for item in own_checkpoints(tmp_path, is_ours, print, UNASKED)] == [
+        40,
+        20,
+        10,
+    ]
     assert find_checkpoints(tmp_path)[0].load()["x"].item() == 40
     assert names(tmp_path) == [".notes.tmp-1", name(10), name(20), name(40)]
 
@@ -252,6 +260,6 @@ def test_a_folder_that_may_not_be_written_is_refused_before_the_steps(tmp_path, 
 def test_a_folder_that_cannot_be_healed_must_take_checkpoints(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=rf"^{tmp_path}/file must take checkpoints: "):
-        own_checkpoints(tmp_path / "file", OURS, print, UNASKED)
+        own_checkpoints(tmp_path / "file", is_ours, print, UNASKED)
     with pytest.raises(CheckpointError, match=rf"^cannot save {tmp_path}/file/{name(5)}: "):
         save(tmp_path / "file", 5)

@@ -503,7 +503,9 @@ def test_a_signal_during_the_export_and_the_same_command_again(server, root, num
     assert not (command.folder / "drafter").exists()
     again = Command(server, root, name)
     assert again.end() == 0
-    assert again.lines[0] == "this run is finished: 6 steps; --fresh starts over"
+    assert again.lines[0] == (
+        "this run is finished: 6 steps; a larger train.steps goes on, --fresh starts over"
+    )
     assert again.lines[1].startswith("after freeze: 0 compiles")
     exported = command.folder / "drafter" / "config.json"
     assert (command.folder / "metrics.png").exists()

@@ -59,7 +59,8 @@ def test_reports_and_places_may_change(folder):
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"train": {"steps": 7, "log_every": 5}}, "train.steps 6 -> 7"),
+        ({"train": {"gamma": 7.0, "log_every": 5}}, "train.gamma 4.0 -> 7.0"),
+        ({"train": {"gamma": 7.0, "steps": 7}}, "train.gamma 4.0 -> 7.0"),
         (
             {"train": {"lr": 5e-4}, "target": {"model": "b"}, "drafter": {"num_layers": 3}},
             "train.lr 0.01 -> 0.0005, drafter.num_layers 4 -> 3",
@@ -97,11 +98,11 @@ def test_without_a_run_file_of_that_run_the_message_stays_general(folder, text):
     (folder / "run.json").unlink()
     if text is not None:
         (folder / "run.json").write_text(text)
-    assert changed(make_config(folder.parent, train={"steps": 7})) == "settings, data or masks"
+    assert changed(make_config(folder.parent, train={"gamma": 7.0})) == "settings, data or masks"
 
 
 def test_every_bit_of_the_run_file_is_seen(folder):
-    path, config = folder / "run.json", make_config(folder.parent, train={"steps": 7})
+    path, config = folder / "run.json", make_config(folder.parent, train={"gamma": 7.0})
     data, expected = path.read_bytes(), changed(config)
     session = inputs_of(config, "run.toml")
     # All would take a minute.
@@ -126,7 +127,7 @@ def test_a_run_file_of_before_the_digest_is_read(folder):
     record = json.loads((folder / "run.json").read_text())
     del record["format"], record["document_sha256"]
     (folder / "run.json").write_text(json.dumps(record, indent=1))
-    assert changed(make_config(folder.parent, train={"steps": 7})) == "train.steps 6 -> 7"
+    assert changed(make_config(folder.parent, train={"gamma": 7.0})) == "train.gamma 4.0 -> 7.0"
 
 
 def test_where_no_checkpoint_can_be_used_that_is_told(folder):
@@ -147,7 +148,7 @@ def test_where_no_checkpoint_can_be_used_that_is_told(folder):
 def test_a_run_file_of_other_content_is_no_failure(folder, broken):
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(record | broken))
-    assert changed(make_config(folder.parent, train={"steps": 7})) == "settings, data or masks"
+    assert changed(make_config(folder.parent, train={"gamma": 7.0})) == "settings, data or masks"
 
 
 @pytest.mark.parametrize("number", ["ENOLCK", "ENOTSUP", "EOPNOTSUPP", "EPERM", "ENOSYS"])
