@@ -75,6 +75,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     "decay": {},
     "dpace": {"dpace_alpha": 0.5},
     **{kind: {"distill": Distillation(kind, 0.9)} for kind in KINDS},
+    "markov": {"markov_rank": 256},
+    "dspark": {"markov_rank": 256, "distill": Distillation("l1", 0.9)},
 }
 """By name, what ``make_replica`` takes of it."""
 

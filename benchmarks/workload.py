@@ -7,7 +7,7 @@ device, so that all variants of a benchmark are fed alike.
 import contextlib
 import io
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -167,6 +167,7 @@ class RandomTrainee:
         target: Frozen parts.
         dpace_alpha: Of D-PACE; None for the decayed loss.
         distill: From the target's distributions, whose features end with the last hidden state.
+        markov_rank: Of a Markov head; with ``distill`` there is a confidence head as well.
     """
 
     remote_targets = ()
@@ -179,17 +180,24 @@ class RandomTrainee:
         target: FrozenTarget,
         dpace_alpha: float | None = None,
         distill: Distillation | None = None,
+        markov_rank: int = 0,
     ) -> None:
         self.size = size
         self.target = target
         self.dpace_alpha = dpace_alpha
         self.distill = distill
         self.losses: dict[Drafter, Any] = {}
-        self.sums = sum_names(size.draft_block_size, teacher=distill is not None)
+        confident = bool(markov_rank) and distill is not None
+        self.network = replace(
+            size.drafter_config(), markov_rank=markov_rank, confidence_head=confident
+        )
+        self.sums = sum_names(
+            size.draft_block_size, teacher=distill is not None, confidence=confident
+        )
 
     def module(self, device: torch.device) -> Drafter:
         """The network."""
-        return Drafter(self.size.drafter_config()).to(device)
+        return Drafter(self.network).to(device)
 
     def stages(self, module: Drafter) -> list[list[str]]:
         """Parameter names as the backward pass finishes them."""
@@ -227,6 +235,7 @@ def make_replica(
     reduce_dtype: str = "float32",
     dpace_alpha: float | None = None,
     distill: Distillation | None = None,
+    markov_rank: int = 0,
 ) -> Replica:
     """A replica with random first weights."""
     device = placement.devices[group.rank]
@@ -234,7 +243,7 @@ def make_replica(
     replica = Replica(
         group=group,
         placement=placement,
-        trainee=RandomTrainee(size, target, dpace_alpha, distill),
+        trainee=RandomTrainee(size, target, dpace_alpha, distill, markov_rank),
         entries=entries,
         train=DFlashTrain(
             steps=steps, global_batch=batch * group.size, lr=1e-4, reduce_dtype=reduce_dtype

@@ -157,6 +157,7 @@ def evaluate_drafter(
         greedy_tokens_per_s=_speed(own),
         trained=scores[0],
         untrained=scores[1],
+        confidence=config.evaluate.confidence,
     )
 
 

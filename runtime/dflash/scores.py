@@ -71,6 +71,8 @@ class EvaluationResult:
     untrained: DrafterScore
     same_target: bool | None = None
     """Whether the drafter was trained for this very target; None where its folder does not say."""
+    confidence: float = 0.0
+    """Below which the trained drafter's blocks were cut; 0 where they were not."""
 
     @property
     def mismatches(self) -> tuple[Mismatch, ...]:
@@ -118,6 +120,8 @@ class EvaluationResult:
             f"({self.device}, {self.dtype})"
         )
         lines.append("tau: tokens that a call of the target gives, 1 without drafts")
+        if self.confidence:
+            lines.append(f"trained: blocks were cut before drafts below {self.confidence:g}")
         if self.trained.tokens_per_s < self.greedy_tokens_per_s:
             lines.append(
                 "drafts cost more time here than they save: beside a target this small, or at a "

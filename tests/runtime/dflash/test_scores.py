@@ -65,6 +65,12 @@ def test_only_a_drafter_slower_than_the_target_is_explained(speed, slower):
     assert ("\ndrafts cost more time here than they save: " in table) == slower
 
 
+@pytest.mark.parametrize(("confidence", "said"), [(0.0, False), (0.25, True)])
+def test_a_cut_of_the_blocks_is_told(confidence, said):
+    table = result(confidence=confidence).table()
+    assert ("\ntrained: blocks were cut before drafts below 0.25" in table) == said
+
+
 @pytest.mark.parametrize(("same", "said"), [(None, False), (True, False), (False, True)])
 def test_a_drafter_of_another_target_is_said_to_be_one(same, said):
     wanted = "\nthe drafter was trained for another target than this one"
@@ -130,5 +136,6 @@ def test_plain_values_are_all_of_them():
         "dtype": "bfloat16",
         "greedy_tokens_per_s": 44.44,
         "same_target": True,
+        "confidence": 0.0,
         "exact": True,
     }
