@@ -22,6 +22,8 @@ from runtime.target.outline import TargetOutline
 from runtime.training.run_folder import kept_beginning
 
 FIELD = "drafter.init"
+PRODUCT = "drafter"
+"""The folder in the run folder that a run leaves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +106,13 @@ def check_run(
         specs: Of the run's mask entries.
 
     Raises:
-        ConfigError: The run file asks for another network.
+        ConfigError: The run file asks for another network, or the run would take the drafter's
+            place.
     """
     network = beginning.network
+    if beginning.folder.resolve() == (Path(config.run.folder) / PRODUCT).resolve():
+        rule = "is where this run exports its own drafter; set another run.folder"
+        raise ConfigError(FIELD, str(beginning.folder), rule)
     for field, found, wanted in _asked(network, config, specs):
         if found != wanted:
             rule = f"must be {wanted!r}, as the drafter in {beginning.folder} has it"

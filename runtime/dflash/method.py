@@ -10,7 +10,7 @@ from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.preparation import Preparation
-from runtime.dflash.beginning import check_data, check_run, find_beginning
+from runtime.dflash.beginning import PRODUCT, check_data, check_run, find_beginning
 from runtime.dflash.buckets import heldout_specs, run_specs, sliding_specs
 from runtime.dflash.capabilities import EXPORT, Request, check_request
 from runtime.dflash.embedding import fed_scale, serving_note
@@ -40,7 +40,7 @@ class DFlash(Method[DFlashConfig]):
     """See ``runtime.training.method.Method``."""
 
     name = "dflash"
-    product = "drafter"
+    product = PRODUCT
     config_type = DFlashConfig
     plots: Sequence[Plot] = (
         Plot(key="loss", axis="loss (weighted mean cross entropy)", short="loss"),
@@ -181,6 +181,8 @@ class DFlash(Method[DFlashConfig]):
             network = replace(network, embedding_scale=fed_scale(target, config.drafter.embedding))
         else:
             same_target(beginning.folder, target, report)
+            if network.confidence_head and not config.train.has_teacher:
+                report("note: the drafter's confidence head learns nothing without train.distill")
         note = serving_note(network, target)
         if note is not None:
             report(note)

@@ -80,7 +80,7 @@ def _check(target: Target, *, config: DFlashConfig, beginning: Beginning | None)
         same_target(beginning.folder, target, say)
     if config.train.has_teacher:
         step = max(1, target.vocab_size // PROBES)
-        check_teacher(target, torch.arange(0, target.vocab_size, step)[None])
+        check_teacher(target, torch.arange(0, target.vocab_size, step, device="cpu")[None])
 
 
 def _stores(features: str, placement: Placement) -> bool:

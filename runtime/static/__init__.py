@@ -17,7 +17,7 @@ from runtime.static.exchange import GradientExchange
 from runtime.static.freeze import FreezeGuard
 from runtime.static.graph import CaptureError, GraphPool, StaticStep
 from runtime.static.masks import BucketMasks
-from runtime.static.optimizer import AdamWSettings, FlatAdamW
+from runtime.static.optimizer import AdamWSettings, Cycle, FlatAdamW
 from runtime.static.step import Objective, TrainStep
 from runtime.static.step_set import StepSet
 
@@ -27,6 +27,7 @@ __all__ = [
     "Backend",
     "BucketMasks",
     "CaptureError",
+    "Cycle",
     "Field",
     "FlatAdamW",
     "FreezeGuard",

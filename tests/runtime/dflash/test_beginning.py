@@ -277,6 +277,34 @@ def test_a_folder_that_is_not_there_is_refused(root, name):
         assert "must be 'target' or 'random', or a folder with config.json and" in refused.output
 
 
+def test_a_run_does_not_take_the_place_of_what_it_begins_from(root, trained):
+    before = (root / "run/drafter/model.safetensors").read_bytes()
+    for command in (prepare, train):
+        refused = call(command, root, *setting(f"drafter.init={root}/run/drafter"), code=2)
+        assert "is where this run exports its own drafter; set another run.folder" in (
+            refused.output
+        )
+    assert (root / "run/drafter/model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("distill", ["none", "l1"])
+def test_a_confidence_head_that_learns_nothing_is_named(root, tmp_path, distill):
+    network = published_config(byte_target(), markov_rank=4, confidence_head=True)
+    folder = publish(tmp_path / "published", network)
+    where = (f"data.folder={tmp_path}/data", f"run.folder={tmp_path}/run")
+    options = setting(f"drafter.init={folder}", f"train.distill={distill}", *where)
+    call(prepare, root, *options)
+    named = (
+        "confidence head learns nothing without train.distill" in call(train, root, *options).stderr
+    )
+    assert named == (distill == "none")
+    before, after = (
+        load_file(where / "model.safetensors") for where in (folder, tmp_path / "run/drafter")
+    )
+    name = "confidence_head.proj.weight"
+    assert torch.equal(before[name], after[name]) == named
+
+
 def test_a_folder_that_another_network_hides_in_is_refused_by_name(root, tmp_path):
     folder = publish(tmp_path / "published", published_config(byte_target()))
     config = json.loads((folder / "config.json").read_text())

@@ -71,6 +71,10 @@ def test_all_sizes_and_settings_are_the_targets():
         "num_target_layers": LAYERS,
         "max_position_embeddings": 300,
         "embedding_scale": 1.0,
+        "layers": (),
+        "sliding_window": None,
+        "markov_rank": 0,
+        "confidence_head": False,
     }
     assert made_up(target) == []
 
