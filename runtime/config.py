@@ -97,7 +97,7 @@ class TrainConfig:
     masks: str = ""
     """Which entries of ``[masks]`` a run takes, by the part of their names before the slash."""
     steps: int = setting(1000, at_least=1, at_most=10**9)
-    """Optimizer steps."""
+    """Optimizer steps; more than a run had add a cosine of their own (``training.cycles``)."""
     global_batch: int = setting(4, at_least=1, at_most=10**6)
     """Samples of one step over all devices and micro-batches."""
     accumulate: int = setting(1, at_least=1, at_most=10**6, shapes=False)

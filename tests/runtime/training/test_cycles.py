@@ -15,6 +15,7 @@ from runtime.training.checkpoint import find_checkpoints
 from runtime.training.cycles import described, planned
 from runtime.training.metrics import read_metrics
 from tests.runtime.tiny_root import command, make_root, options
+from tests.runtime.torchrun_job import torchrun
 from tests.runtime.training.test_best import PARAMETRIC, product, scores
 
 BASE = {"train.log_every": 1, "train.warmup_ratio": 0.34, "train.min_lr_ratio": 0.25}
@@ -136,10 +137,20 @@ def test_a_run_is_raised_as_often_as_one_likes(root, raised):
     assert record["cycles"] == [6, 15, 18]
 
 
-def test_two_ranks_take_the_new_cosine_too(root, finished):
-    shutil.copytree(finished, root / "two")
-    run(root, "two", 9, run__devices="cpu,cpu")
-    assert rates(root / "two") == pytest.approx(cosine(6) + cosine(3), rel=1e-5)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_two_ranks_take_the_new_cosine_too(root, finished, processes):
+    name = f"ranks-{processes}"
+    shutil.copytree(finished, root / name)
+    more = {"train.steps": 9, "run.devices": "cpu,cpu"}
+    settings = options(root, name, **BASE, **more)
+    if processes == 1:
+        command(train, *settings)
+    else:
+        code, _, errors = torchrun("-m", "runtime.train", *settings)
+        assert code == 0, errors
+        assert "raising train.steps 6 -> 9: a new cosine from step 7" in errors
+    assert rates(root / name) == pytest.approx(cosine(6) + cosine(3), rel=1e-5)
+    assert checkpoints(root / name)[0].cycles == (6, 9)
 
 
 def test_fewer_steps_than_were_planned_are_refused(root, raised):
