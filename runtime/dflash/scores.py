@@ -66,11 +66,14 @@ class EvaluationResult:
     device: str
     dtype: str
     greedy_tokens_per_s: float
-    """The target alone, one token a call."""
+    """The target alone, one token a call, on the prompts that are compared."""
     trained: DrafterScore
     untrained: DrafterScore
     same_target: bool | None = None
     """Whether the drafter was trained for this very target; None where its folder does not say."""
+    compared: int = 0
+    """The first of these prompts, which the untrained drafter and the target alone answered, too,
+    one at a time: all speeds are of them. 0 for all."""
     confidence: float = 0.0
     """Below which the trained drafter's blocks were cut; 0 where they were not."""
 
@@ -109,6 +112,8 @@ class EvaluationResult:
             ("tokens/s", [f"{score.tokens_per_s:.1f}" for score in self._scores]),
             ("mismatches", [str(len(score.mismatches)) for score in self._scores]),
         ]
+        if 0 < self.compared < self.prompts:
+            pairs.insert(0, ("prompts", [str(self.compared), str(self.prompts)]))
         lines = [f"{'':16} {'untrained':>10} {'trained':>10}"]
         lines += [f"{name:16} {first:>10} {second:>10}" for name, (first, second) in pairs]
         lines.append(
@@ -119,14 +124,17 @@ class EvaluationResult:
             f"the target alone: {self.greedy_tokens_per_s:.1f} tokens/s "
             f"({self.device}, {self.dtype})"
         )
-        lines.append("tau: tokens that a call of the target gives, 1 without drafts")
+        lines.append(
+            "tau: tokens that a call of the target gives, 1 without drafts; slot k kept: calls "
+            "that kept k drafts"
+        )
         if self.confidence:
             lines.append(f"trained: blocks were cut before drafts below {self.confidence:g}")
-        if self.trained.tokens_per_s < self.greedy_tokens_per_s:
-            lines.append(
-                "drafts cost more time here than they save: beside a target this small, or at a "
-                "tau near 1, a drafter's calls weigh as much as the target's own"
-            )
+        lines += self._speed_explained()
+        lines.append(
+            "for a larger tau: first more prompts of more kinds (data.prompts), then more steps "
+            "(train.steps)"
+        )
         if self.same_target is False:
             lines.append("the drafter was trained for another target than this one")
         lines += [
@@ -135,6 +143,20 @@ class EvaluationResult:
             for m in self.mismatches
         ]
         return "\n".join(lines)
+
+    def _speed_explained(self) -> list[str]:
+        """What the trained drafter's speed is beside the target's, and why."""
+        alone, drafting = self.greedy_tokens_per_s, self.trained.tokens_per_s
+        if not alone or not drafting:
+            return []
+        cost = self.trained.tau * alone / drafting
+        said = f"a draft and its check take {cost:.2f} calls of the target alone"
+        if drafting >= alone:
+            return [f"{said} and give tau tokens: {drafting / alone:.2f} times as fast"]
+        return [
+            f"{said}, so drafts cost more time here than they save until tau is above that; beside "
+            "a larger target they take little more than 1"
+        ]
 
     @property
     def _scores(self) -> tuple[DrafterScore, DrafterScore]:

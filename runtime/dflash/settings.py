@@ -110,6 +110,10 @@ class DFlashEvaluate(EvaluateConfig):
 
     prompts: int = setting(24, at_least=1)
     """Held-out prompts used."""
+    compared: int = setting(0, at_least=0)
+    """Those of them that the untrained drafter and the target alone answer, too, one at a time, for
+    its tau and for the speeds; 0 for all. The text of the others is compared with greedy text that
+    the target writes for many at once."""
     max_new_tokens: int = setting(96, at_least=1)
     """Longest answer, in tokens."""
     confidence: float = setting(0.0, at_least=0, at_most=1)

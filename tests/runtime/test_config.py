@@ -156,6 +156,7 @@ COUNTS = {
     "evaluate.samples": 0,
     "evaluate.patience": 0,
     "evaluate.prompts": 1,
+    "evaluate.compared": 0,
     "evaluate.max_new_tokens": 1,
 }
 """Integers without a largest value, and the least of each."""

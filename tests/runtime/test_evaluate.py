@@ -89,6 +89,61 @@ def test_number_of_prompts(workplace, parts):
     assert run(workplace[0], parts, prompts=2).prompts == 2
 
 
+@pytest.mark.parametrize(("compared", "both"), [(0, 3), (1, 1), (2, 2), (9, 3)])
+def test_the_first_prompts_are_answered_by_all_three(workplace, parts, compared, both):
+    """The trained drafter answers the others too, and its text is compared with greedy text."""
+    whole = run(workplace[0], parts)
+    result = run(workplace[0], parts, compared=compared)
+    assert (result.prompts, result.compared) == (3, both)
+    assert result.trained.kept == whole.trained.kept
+    session = DraftSession(parts[0], parts[3])
+    kept = [n for ids in prompts(4)[1:][:both] for n in session.generate(ids, LIMIT).kept]
+    assert result.untrained.target_calls == len(kept)
+    assert result.untrained.tau == pytest.approx(sum(kept) / len(kept))
+    assert result.exact
+    assert result.mismatches == ()
+    assert min(result.greedy_tokens_per_s, result.trained.tokens_per_s) > 0
+
+
+def test_texts_of_the_other_prompts_are_compared_too(workplace, parts, monkeypatch):
+    real = evaluation.answer_all
+
+    def answers(*arguments, **options):
+        for found in real(*arguments, **options):
+            yield {
+                row: dataclasses.replace(a, token_ids=a.token_ids[:2]) for row, a in found.items()
+            }
+
+    monkeypatch.setattr(evaluation, "answer_all", answers)
+    result = run(workplace[0], parts, compared=1)
+    longer = [i for i in (1, 2) if len(greedy(parts[0], prompts(4)[i + 1], LIMIT).tokens) > 2]
+    assert [found.prompt for found in result.trained.mismatches] == longer
+    assert longer
+    assert not result.exact
+
+
+def test_repetitive_answers_of_the_others_are_left_out(workplace, parts, monkeypatch):
+    """As many prompts are taken as are asked for, where there are enough."""
+    real = evaluation.answer_all
+
+    def answers(target, asked, limits, *, batch):
+        for found in real(target, asked, limits, batch=batch):
+            loops = {row: (7,) * LIMIT for row in found if asked[row] == prompts(4)[2]}
+            yield {
+                row: dataclasses.replace(answer, token_ids=list(loops.get(row, answer.token_ids)))
+                for row, answer in found.items()
+            }
+
+    monkeypatch.setattr(evaluation, "answer_all", answers)
+    config = settings(workplace[0], prompts=2, compared=1)
+    config["data"]["min_distinct_4grams"] = 0.1
+    target, drafter, heldout, untrained = parts
+    found = evaluate_drafter(
+        target, drafter, heldout, parse_config(config, DFlashConfig), untrained=untrained
+    )
+    assert (found.prompts, found.compared, found.repetitive) == (2, 1, 1)
+
+
 def test_repetition_is_left_out_and_counted(workplace, parts, monkeypatch):
     root, target = workplace
     loops = [prompts(4)[2]]

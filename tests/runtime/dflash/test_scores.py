@@ -52,7 +52,9 @@ tokens/s               33.3       55.5
 mismatches                0          0
 24 held-out prompts, 100 tokens; left out: 3 repetitive, 2 without a prompt
 the target alone: 44.4 tokens/s (cuda:1, bfloat16)
-tau: tokens that a call of the target gives, 1 without drafts"""
+tau: tokens that a call of the target gives, 1 without drafts; slot k kept: calls that kept k drafts
+a draft and its check take 0.99 calls of the target alone and give tau tokens: 1.25 times as fast
+for a larger tau: first more prompts of more kinds (data.prompts), then more steps (train.steps)"""
 
 
 def test_the_table_has_the_untrained_drafter_first_and_every_slot():
@@ -62,7 +64,21 @@ def test_the_table_has_the_untrained_drafter_first_and_every_slot():
 @pytest.mark.parametrize(("speed", "slower"), [(44.43, True), (44.44, False), (44.45, False)])
 def test_only_a_drafter_slower_than_the_target_is_explained(speed, slower):
     table = result(trained=score(tokens_per_s=speed)).table()
-    assert ("\ndrafts cost more time here than they save: " in table) == slower
+    assert ("so drafts cost more time here than they save until tau is above" in table) == slower
+    assert (": 1.00 times as fast" in table) == (not slower)
+
+
+def test_the_speed_is_explained_by_what_a_draft_costs():
+    """At twice the time a call and 1.5 tokens of it, drafts are slower by a quarter."""
+    found = result(greedy_tokens_per_s=10.0, trained=score(tau=1.5, tokens_per_s=7.5)).table()
+    assert "\na draft and its check take 2.00 calls of the target alone, so " in found
+    assert "a draft and its" not in result(greedy_tokens_per_s=0.0).table()
+
+
+@pytest.mark.parametrize(("compared", "shown"), [(0, False), (24, False), (4, True)])
+def test_the_prompts_of_each_drafter_are_shown_where_they_differ(compared, shown):
+    lines = result(compared=compared).table().splitlines()
+    assert (lines[1] == "prompts                   4         24") == shown
 
 
 @pytest.mark.parametrize(("confidence", "said"), [(0.0, False), (0.25, True)])
@@ -136,6 +152,7 @@ def test_plain_values_are_all_of_them():
         "dtype": "bfloat16",
         "greedy_tokens_per_s": 44.44,
         "same_target": True,
+        "compared": 0,
         "confidence": 0.0,
         "exact": True,
     }
