@@ -145,8 +145,9 @@ def test_every_bucket_needs_one(tmp_path):
 def test_scores_need_the_entries_that_take_any_anchors(tmp_path):
     config = prepared(tmp_path, evaluate={"every": 1})
     config.masks["entry"].pop()
-    with pytest.raises(ConfigError, match="needs entries 'dflash-sliding-data' in"):
+    with pytest.raises(ConfigError, match="needs entries 'dflash-sliding-data' in") as caught:
         inputs_of(config)
+    assert "drawn_as" not in str(caught.value)
     inputs_of(replace(config, evaluate=replace(config.evaluate, every=0)))
 
 
@@ -154,7 +155,9 @@ def test_scores_need_the_entries_that_take_any_anchors(tmp_path):
 def test_conventions_with_the_served_cells_will_do(tmp_path, convention):
     config = prepared(tmp_path)
     config.masks["entry"][2] |= {"convention": convention, "in_block": "causal"}
-    assert list(sliding_specs(config)) == [16, 32]
+    for heldout, name in (({}, "dflash-sliding"), ({"heldout": True}, "dflash-sliding-data")):
+        found = {context: spec.name for context, spec in sliding_specs(config, **heldout).items()}
+        assert found == {16: f"{name}/ctx16", 32: f"{name}/ctx32"}
 
 
 def test_a_cache_without_them_is_named(tmp_path):
@@ -191,6 +194,7 @@ def test_a_window_below_a_draft_block_is_refused(tmp_path):
     config = make_config(tmp_path, drafter={**SLIDING, "sliding_window": 3})
     with pytest.raises(ConfigError, match="sliding_window = 3: must be at least draft_block_size"):
         sliding_specs(config)
+    assert sliding_specs(make_config(tmp_path, drafter={**SLIDING, "sliding_window": 4}))
 
 
 def test_a_drafter_of_other_layers_than_the_masks_is_refused(tmp_path):
