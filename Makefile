@@ -33,13 +33,13 @@ install: $(VENV)/.installed  ## .venv with everything
 build/prompts.jsonl: examples/compose_prompts.py $(wildcard examples/prompts/*.txt) | install
 	$(RUN) examples/compose_prompts.py --count 24000 $@
 
-prepare: install build/prompts.jsonl  ## prompts -> the target's own answers, tokenised
-	$(RUN) -m runtime.prepare $(RUN_FILE)
+prepare: install build/prompts.jsonl  ## prompts -> the target's own answers, made here, tokenised
+	$(RUN) -m runtime.prepare --set 'data.shipped=[]' $(RUN_FILE)
 
 masks: install  ## build the mask cache and print one row a mask
 	$(RUN) -m maskgen build $(RUN_FILE)
 
-train: install build/prompts.jsonl  ## the whole job: data, masks, training, evaluation
+train: install build/prompts.jsonl  ## the whole job: data (shipped answers), masks, training, evaluation
 	$(RUN) -m runtime.prepare $(RUN_FILE)
 	$(RUN) -m maskgen build $(RUN_FILE)
 	$(RUN) -m runtime.train $(RUN_FILE)
