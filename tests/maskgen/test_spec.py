@@ -109,6 +109,15 @@ def test_the_run_files_of_the_project_are_valid(file):
     assert read_specs(Path(__file__).parents[2] / "configs" / file)
 
 
+def test_frozen_run_files_have_the_masks_of_their_figures():
+    """Whatever the defaults are now: these are the digests of November 2026."""
+    folder = Path(__file__).parents[2] / "benchmarks" / "configs"
+    assert [spec.digest[:12] for spec in read_specs(folder / "gpu.toml")] == [
+        "092ad786e312", "477fb12a96cb", "158985f52608", "b8531e6e0cdb",
+    ]  # fmt: skip
+    assert len(read_specs(folder / "demo.toml")) == 4
+
+
 def test_names_of_entries():
     assert context_name("dflash", 2048) == "dflash/ctx2048"
     assert size_name("causal", 8, 16) == "causal/q8-kv16"
