@@ -15,10 +15,10 @@ class DraftedBlock(NamedTuple):
     """What a drafter makes of one block."""
 
     logits: Tensor
-    """``[draft_block_size - 1, V]``, slot 1 first; the largest of each is the draft. With a Markov
-    head float32, and those that follow from the drafts before."""
+    """``[drafts, V]``, that of the token after the anchor first; the largest of each is the draft.
+    With a Markov head float32, and those that follow from the drafts before."""
     confidence: Tensor | None = None
-    """float32 ``[draft_block_size - 1]`` in [0, 1], of a drafter with a confidence head."""
+    """float32 ``[drafts]`` in [0, 1], of a drafter with a confidence head."""
 
 
 def draft_block(
@@ -42,9 +42,10 @@ def draft_block(
     """
     x = drafter.block_inputs(anchor[None], embed_weight)
     positions = torch.arange(position, position + drafter.config.draft_block_size, device=x.device)
+    drafts = drafter.config.reach - 1
     sliding = _sliding(drafter, position, x.device)
     with torch.autocast(x.device.type, enabled=False):
-        hidden = drafter.draft(x, context, positions, _see_all, sliding)[0, 1:]
+        hidden = drafter.draft(x, context, positions, _see_all, sliding)[0, -drafts:]
         logits = hidden.to(head_weight.dtype) @ head_weight.T
         if drafter.markov_head is None:
             return DraftedBlock(logits)

@@ -71,6 +71,9 @@ class DrafterConfig:
     """Width of the Markov head, with which a drafter is DSpark's; 0 for none."""
     confidence_head: bool = False
     """Whether it says how sure each draft is; needs a Markov head."""
+    sample_from_anchor: bool = False
+    """Whether slot k drafts the token at anchor + k + 1, which is DSpark's own layout; else that at
+    anchor + k, and slot 0, where it is known, none."""
 
     def __post_init__(self) -> None:
         for name, largest in SIZES.items():
@@ -114,6 +117,12 @@ class DrafterConfig:
             int(self.confidence_head) <= self.markov_rank <= LARGEST_MARKOV_RANK,
             f"must be at least 0, with a confidence head 1, and at most {LARGEST_MARKOV_RANK}",
         )
+        _check(
+            "sample_from_anchor",
+            self.sample_from_anchor,
+            not self.sample_from_anchor or self.markov_rank > 0,
+            "must be false for a drafter without a Markov head",
+        )
         for name in ("rms_norm_eps", "rope_theta", "embedding_scale"):
             value = getattr(self, name)
             _check(name, value, _is_positive(value), "must be a finite number above 0")
@@ -144,6 +153,11 @@ class DrafterConfig:
         """Of each layer whether it slides."""
         kinds = self.layers or ("full",) * self.num_hidden_layers
         return tuple(kind == "sliding" for kind in kinds)
+
+    @property
+    def reach(self) -> int:
+        """Tokens from the anchor, which is known, to the last that a block drafts: 1 + drafts."""
+        return self.draft_block_size + self.sample_from_anchor
 
     def to_published(self) -> dict[str, Any]:
         """The ``config.json`` of a drafter folder (``block_size`` at both places servers read)."""
@@ -216,7 +230,7 @@ def _published_heads(config: DrafterConfig) -> dict[str, Any]:
         "mask_token_id": config.mask_token_id,
         "target_layer_ids": list(config.target_layer_ids),
         **heads,
-        "sample_from_anchor": False,
+        "sample_from_anchor": config.sample_from_anchor,
         "dspark_config": heads,
     }
 

@@ -87,8 +87,8 @@ def _starting(
     target: Target, network: DrafterConfig, beginning: Beginning, config: DFlashConfig
 ) -> Drafter:
     """The published drafter that a run began from, or a random one where it is gone."""
-    size = beginning.network.draft_block_size
-    if not beginning.is_there or size != network.draft_block_size:
+    size, other = beginning.network.draft_block_size, beginning.network.reach != network.reach
+    if not beginning.is_there or size != network.draft_block_size or other:
         why = "is gone" if not beginning.is_there else f"has draft blocks of {size}"
         say(f"the drafter in {beginning.folder} {why}: comparing with a random one")
         generator = torch.Generator(device="cpu").manual_seed(config.run.seed)
@@ -146,16 +146,16 @@ def evaluate_drafter(
             progress.advance()
     if not own:
         raise _no_prompts(dataset, len(prompts) - len(usable), repetitive)
-    size = drafter.config.draft_block_size
     timed = drafted[1].keys()
-    scores = [_score(target, prompts, answers, own, size, timed) for answers in drafted]
+    reach = drafter.config.reach
+    scores = [_score(target, prompts, answers, own, reach, timed) for answers in drafted]
     return EvaluationResult(
         prompts=len(own),
         compared=len(timed),
         without_prompt=len(prompts) - len(usable),
         repetitive=repetitive,
         max_new_tokens=limit,
-        draft_block_size=size,
+        draft_block_size=drafter.config.draft_block_size,
         device=str(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         greedy_tokens_per_s=_speed(own),
@@ -210,7 +210,7 @@ def _score(
     prompts: Mapping[int, Sequence[int]],
     answers: Mapping[int, Decoded],
     own: Mapping[int, Decoded],
-    draft_block_size: int,
+    reach: int,
     timed: Collection[int],
 ) -> DrafterScore:
     kept = [count for answer in answers.values() for count in answer.kept]
@@ -219,12 +219,12 @@ def _score(
         _compare(target, i, prompts[i], answer.tokens, own[i].tokens)
         for i, answer in answers.items()
     )
-    slots = range(1, draft_block_size)
+    slots = range(1, reach)
     return DrafterScore(
         tau=sum(kept) / calls,
         target_calls=len(kept),
         new_tokens=sum(kept),
-        kept=tuple(kept.count(size) for size in (*slots, draft_block_size)),
+        kept=tuple(kept.count(size) for size in (*slots, reach)),
         acceptance=tuple(sum(count > slot for count in kept) / calls for slot in slots),
         tokens_per_s=_speed({i: answers[i] for i in timed}),
         mismatches=tuple(mismatch for mismatch in found if mismatch is not None),

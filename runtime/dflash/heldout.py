@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from maskgen.buckets import BucketPlan
+from runtime.dflash.config import DrafterConfig
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import CHUNK_ROWS, block_targets
 from runtime.dflash.markov import tokens_before
@@ -37,7 +38,7 @@ class HeldOutDrafts:
     Args:
         inputs: Held-out samples, and parametric entries by context.
         targets: Frozen parts, one for each of the process's devices.
-        draft_block_size: Tokens of a draft block, slot 0 included.
+        network: The drafter's.
         samples: The first so many are scored; 0 for all.
 
     Raises:
@@ -52,7 +53,7 @@ class HeldOutDrafts:
         inputs: HeldOutInputs,
         targets: Sequence[FrozenTarget],
         *,
-        draft_block_size: int,
+        network: DrafterConfig,
         samples: int = 0,
     ) -> None:
         self.dataset, self.entries = inputs.dataset, inputs.entries
@@ -63,8 +64,9 @@ class HeldOutDrafts:
         self.rows: list[AnchorsRow] = []
         for sample in range(count):
             bucket = int(buckets[sample])
-            size = self.entries[bucket].bucket.Q_LEN // draft_block_size
-            found = whole_blocks(self.dataset.sample(sample).loss_mask.numpy(), draft_block_size)
+            size = self.entries[bucket].bucket.Q_LEN // network.draft_block_size
+            loss_mask = self.dataset.sample(sample).loss_mask.numpy()
+            found = whole_blocks(loss_mask, network.reach)
             self.rows += [
                 AnchorsRow(bucket=bucket, sample=sample, anchors=found[start : start + size])
                 for start in range(0, len(found), size)
@@ -73,7 +75,7 @@ class HeldOutDrafts:
             raise NoSamplesError(
                 f"{self.dataset.folder} must hold a held-out sample to score; choose others with "
                 "data.heldout and data.heldout_from, or set evaluate.every = 0",
-                {f"without {draft_block_size} supervised tokens in a row": count},
+                {f"without {network.reach} supervised tokens in a row": count},
             )
 
     def scorer(self, module: nn.Module, length: int, batch: int, index: int) -> "DraftScorer":
@@ -97,19 +99,19 @@ class HeldOutDrafts:
         tensors["n_valid"][row] = len(which.anchors)
 
 
-def whole_blocks(loss_mask: NDArray[np.uint8], draft_block_size: int) -> NDArray[np.int64]:
+def whole_blocks(loss_mask: NDArray[np.uint8], reach: int) -> NDArray[np.int64]:
     """Positions of which a whole draft block is supervised, the anchor included.
 
     Args:
         loss_mask: uint8 ``[S]``, 1 where a token is trained on.
-        draft_block_size: Tokens of a draft block, slot 0 included.
+        reach: Of the drafter, see ``DrafterConfig.reach``.
 
     Returns:
         int64 ``[M]``, ascending.
     """
-    if len(loss_mask) < draft_block_size:
+    if len(loss_mask) < reach:
         return np.zeros(0, dtype=np.int64)
-    windows = np.lib.stride_tricks.sliding_window_view(loss_mask, draft_block_size)
+    windows = np.lib.stride_tricks.sliding_window_view(loss_mask, reach)
     return np.flatnonzero(windows.all(axis=1))
 
 
@@ -125,7 +127,7 @@ class DraftScorer(DraftBucket):
             inputs["loss_mask"],
             anchors,
             n_valid,
-            draft_block_size=self.drafter.config.draft_block_size,
+            draft_block_size=self.drafter.config.reach,
             gamma=0,
         )
         rows = draft_rows(

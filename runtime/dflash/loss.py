@@ -48,7 +48,7 @@ def block_targets(
         loss_mask: bool ``[B, S]``, False in the padding.
         anchors: int32 ``[B, N]``.
         n_valid: int32 ``[B]``.
-        draft_block_size: Tokens of a draft block, slot 0 included.
+        draft_block_size: K + 1, see ``DrafterConfig.reach``.
         gamma: Decay length in slots; 0 weighs every slot alike.
     """
     S = input_ids.shape[1]

@@ -27,7 +27,7 @@ def sum_names(
     """Names of the floats that are summed over ranks and steps, in order.
 
     Args:
-        draft_block_size: Slots of a draft block, slot 0 included.
+        draft_block_size: Tokens of a draft block, the known one included.
         teacher: Whether the target's distribution is at hand to compare with.
         confidence: Whether a confidence head learns from it.
     """
@@ -146,7 +146,7 @@ class DraftObjective(DraftBucket):
             inputs["loss_mask"],
             anchors,
             n_valid,
-            draft_block_size=self.drafter.config.draft_block_size,
+            draft_block_size=self.drafter.config.reach,
             gamma=self.gamma,
         )
         result = self.loss_of(
@@ -175,7 +175,7 @@ class DraftObjective(DraftBucket):
     def _teacher(self, last: Tensor | None, anchors: Tensor) -> dict[str, Tensor]:
         if last is None:
             return {}
-        rows = teacher_rows(last, anchors, self.drafter.config.draft_block_size)
+        rows = teacher_rows(last, anchors, self.drafter.config.reach)
         return {"teacher": rows.to(self.target.head_weight.dtype)}
 
 
@@ -247,7 +247,7 @@ def _draft_loss_by(
     distill: Distillation | None,
 ) -> Callable[..., HeadLoss]:
     if dpace_alpha is not None:
-        slots = drafter.config.draft_block_size - 1
+        slots = drafter.config.reach - 1
         head_loss = partial(head_loss, slots=slots, dpace_alpha=dpace_alpha)
     if distill is not None:
         head_loss = partial(head_loss, distill=distill)
@@ -308,7 +308,7 @@ def draft_rows(
     attention: Attention,
     sliding: Attention | None = None,
 ) -> Tensor:
-    """What the head reads of all slots but the first, ``[B*N*slots, H]``; see ``draft_loss``."""
+    """What the head reads of all slots that draft, ``[B*N*slots, H]``; see ``draft_loss``."""
     size = drafter.config.draft_block_size
     S = input_ids.shape[1]
     positions = anchors.long()[..., None] + torch.arange(size, device=anchors.device)
@@ -324,5 +324,5 @@ def draft_rows(
         attention,
         sliding,
     )
-    rows: Tensor = hidden.unflatten(1, (-1, size))[:, :, 1:].flatten(0, 2)
+    rows: Tensor = hidden.unflatten(1, (-1, size))[:, :, 1 - drafter.config.reach :].flatten(0, 2)
     return rows

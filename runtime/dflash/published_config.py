@@ -17,7 +17,6 @@ from runtime.dflash.published_keys import (
     READ,
     READ_OF_DSPARK,
     SIZES,
-    SLOT,
     WAY,
 )
 from runtime.errors import CheckpointError
@@ -71,12 +70,15 @@ def network_settings(published: Mapping[str, Any]) -> dict[str, Any]:
 def _heads(published: Mapping[str, Any], flat: Mapping[str, Any]) -> dict[str, Any]:
     """What a DSpark config says about its heads."""
     # Servers look for this key at the top level alone, and take a missing one for true.
-    if published.get("sample_from_anchor") is not False:
+    if published.get("sample_from_anchor") is None and flat.get("sample_from_anchor") not in (
+        None,
+        True,
+    ):
         raise CheckpointError(
-            f"sample_from_anchor = {_shown(published.get('sample_from_anchor'))}: must be false at "
-            f"the top level, since here {SLOT}, and DSpark's predicts anchor+k+1 where it is true "
-            f"or missing; {ELSEWHERE}"
+            f"sample_from_anchor = {_shown(flat['sample_from_anchor'])} must stand at the top "
+            "level, where servers look for it"
         )
+    from_anchor = _take(flat, "sample_from_anchor", _is_bool, "true or false", True)
     rank = _take(flat, "markov_rank", _is_int, "an integer")
     if rank < 1:
         raise CheckpointError(f"markov_rank = {rank}: must be at least 1, as this is DSpark's")
@@ -86,7 +88,11 @@ def _heads(published: Mapping[str, Any], flat: Mapping[str, Any]) -> dict[str, A
             f"confidence_head_with_markov = {_shown(flat.get('confidence_head_with_markov'))}: "
             f"must be true, since here the confidence head reads the token before; {ELSEWHERE}"
         )
-    return {"markov_rank": rank, "confidence_head": confident}
+    return {
+        "markov_rank": rank,
+        "confidence_head": confident,
+        "sample_from_anchor": from_anchor,
+    }
 
 
 def _flatten(

@@ -29,6 +29,8 @@ from runtime.errors import CheckpointError
 from runtime.files.tensors import save_tensors
 from runtime.training.saved_state import Checkpoint
 
+COPIES = ("embed_tokens.weight", "lm_head.weight")
+"""Of the target's weights, frozen, which DSpark's trainer writes beside a drafter's; not read."""
 SERVED_DTYPES = {"torch.bfloat16", "torch.float16", "torch.float32"}
 """Of weights; any other is a number that a missing scale belongs to."""
 TARGET = "target"
@@ -130,6 +132,8 @@ def load_published(
         weights = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} must be a safetensors file ({error}); {WRITTEN}") from error
+    if config.markov_rank:
+        weights = {name: tensor for name, tensor in weights.items() if name not in COPIES}
     _check_weights(str(path), config, weights)
     other = sorted({str(t.dtype) for t in weights.values()} - SERVED_DTYPES)
     if other:

@@ -43,9 +43,9 @@ class DrafterScore:
     new_tokens: int
     """Of those calls; the first token of each answer comes from prefill."""
     kept: tuple[int, ...]
-    """Calls that gave 1, 2, .. draft_block_size tokens."""
+    """Calls that gave 1, 2, .. tokens, up to the anchor's and all drafts."""
     acceptance: tuple[float, ...]
-    """Share of calls that kept the draft of slot 1, 2, ..; falls from slot to slot."""
+    """Share of calls that kept the first draft, the second, ..; falls from slot to slot."""
     tokens_per_s: float
     """After prefill."""
     mismatches: tuple[Mismatch, ...]
@@ -106,7 +106,7 @@ class EvaluationResult:
                     f"slot {slot} kept",
                     [f"{score.acceptance[slot - 1]:.1%}" for score in self._scores],
                 )
-                for slot in range(1, self.draft_block_size)
+                for slot in range(1, 1 + len(self.trained.acceptance))
             ),
             ("target calls", [str(score.target_calls) for score in self._scores]),
             ("tokens/s", [f"{score.tokens_per_s:.1f}" for score in self._scores]),

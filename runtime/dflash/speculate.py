@@ -105,7 +105,7 @@ class DraftSession:
         _check_confidence(drafter, confidence)
         self._target = target
         self._drafter = drafter
-        self._block = drafter.config.draft_block_size
+        self._reach = drafter.config.reach
         self._confidence = confidence
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> Decoded:
@@ -120,7 +120,7 @@ class DraftSession:
         Raises:
             ConfigError: The prompt is empty, or too long for the target with its answer.
         """
-        _check_room(self._target, prompt_ids, max_new_tokens, self._block)
+        _check_room(self._target, prompt_ids, max_new_tokens, self._reach)
         return self._stream(prompt_ids, max_new_tokens)
 
     @torch.inference_mode()
@@ -149,10 +149,10 @@ class DraftSession:
         """Logits of the first draft block after a prompt: those of a server must be the same.
 
         Returns:
-            ``[draft_block_size - 1, V]``, slot 1 first; with a Markov head those along the drafts,
-            each the largest logit of its slot. Nothing is cut.
+            ``[drafts, V]``, that of the token after the anchor first; with a Markov head those
+            along the drafts, each the largest logit of its slot. Nothing is cut.
         """
-        _check_room(self._target, prompt_ids, 1, self._block)
+        _check_room(self._target, prompt_ids, 1, self._reach)
         target, chosen, context = self._prefill(prompt_ids)
         return self._block_at(chosen, target.length, context).logits
 

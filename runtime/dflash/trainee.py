@@ -62,7 +62,7 @@ class DrafterTrainee(Trainee):
         self.targets = targets
         self.remote_targets = remote_targets
         self.sums = sum_names(
-            network.draft_block_size,
+            network.reach,
             teacher=config.train.has_teacher,
             confidence=config.train.has_teacher and network.confidence_head,
         )
@@ -76,7 +76,7 @@ class DrafterTrainee(Trainee):
             self.heldout = HeldOutDrafts(
                 inputs.heldout,
                 targets,
-                draft_block_size=network.draft_block_size,
+                network=network,
                 samples=config.evaluate.samples,
             )
         self.beside = inputs.beside

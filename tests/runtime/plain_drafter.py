@@ -75,9 +75,9 @@ def first_block(folder, model, prompt, wrong="", feature_scale=None):
 def in_turn(config, w, hidden, logits, before, wrong):
     """DSpark's: each draft adds to the logits of the next slot; and how sure each of them is.
 
-    Slots 1 and after, as the servers take them where ``sample_from_anchor`` is false.
+    As the servers take them: slots 1 and after where ``sample_from_anchor`` is false at the top
+    level, else all; the token before the first is the anchor's either way.
     """
-    assert config["sample_from_anchor"] is False
     w1, w2 = w["markov_head.markov_w1.weight"], w["markov_head.markov_w2.weight"]
     assert w1.shape == w2.shape == (config["vocab_size"], config["markov_rank"])
     if wrong == "heads swapped":
@@ -109,6 +109,7 @@ def drafted(folder, model, prompt, wrong="", feature_scale=None):
     """Those logits, and the confidence of each slot where there is a head for it, else None."""
     config = json.loads((folder / "config.json").read_text())
     w = {k: v.float() for k, v in load_file(folder / "model.safetensors").items()}
+    dspark = config["architectures"] == ["Qwen3DSparkModel"]
     flash, eps, hd = config["dflash_config"], config["rms_norm_eps"], config["head_dim"]
     eps = 0.1 if wrong == "eps" else eps
     ids = torch.tensor([prompt])
@@ -172,9 +173,13 @@ def drafted(folder, model, prompt, wrong="", feature_scale=None):
         gate, up = (h @ w[p + f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         x = x + (gate * gate.sigmoid() * up) @ w[p + "mlp.down_proj.weight"].T
     x = norm(x, w["norm.weight"], eps)
-    x = x[:-1] if wrong == "slot" else x[1:]
+    from_anchor = dspark and config.get("sample_from_anchor", True)
+    if wrong == "slot":
+        x = x[:-1]
+    elif not from_anchor:
+        x = x[1:]
     logits = x @ model.get_output_embeddings().weight.float().T
-    if config["architectures"] != ["Qwen3DSparkModel"]:
+    if not dspark:
         return logits, None
     # Both servers look for these at the top level, SGLang for the heads in a group as well.
     for key in ("block_size", "mask_token_id", "target_layer_ids"):

@@ -36,6 +36,7 @@ class Reference:
         self.embed, self.head = embed.double(), head.double()
         self.feature_scale = [float(scale) for scale in feature_scale]
         self.network, self.train = network, train
+        self.drafts = network["block"] - 1 + bool(network.get("from_anchor"))
         self.moments = {
             name: (torch.zeros_like(weight), torch.zeros_like(weight))
             for name, weight in self.weights.items()
@@ -90,7 +91,7 @@ class Reference:
             return {}
         return {
             slot: input_ids[anchor + slot]
-            for slot in range(1, self.network["block"])
+            for slot in range(1, self.drafts + 1)
             if anchor + slot <= last and supervised[anchor + slot]
         }
 
@@ -117,7 +118,7 @@ class Reference:
             sums["tokens"] += 1
             sums[f"count_{slot}"] += 1
             sums[f"correct_{slot}"] += right[slot]
-        if len(labels) == self.network["block"] - 1:
+        if len(labels) == self.drafts:
             sums["blocks"] += 1
             sums["accepted"] += 1
             for slot in sorted(right):
@@ -192,7 +193,9 @@ class Reference:
             window = self.network["windows"][layer] if "windows" in self.network else None
             keys, values = keys[:anchor], values[:anchor]
             x = self.decoder_layer(f"layers.{layer}.", x, keys, values, anchor, window)
-        return self.norm(x, "norm")
+        x = self.norm(x, "norm")
+        # Where a slot drafts the token after its own, each stands one place further.
+        return torch.cat((x[:1], x)) if self.network.get("from_anchor") else x
 
     def with_markov_head(self, logits, input_ids, anchor):
         """Slot by slot: the true token before it adds to its logits (DSpark, arXiv 2607.05147)."""

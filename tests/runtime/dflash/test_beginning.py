@@ -11,15 +11,19 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from maskgen.cli import main as maskgen
+from runtime.config import parse_config
 from runtime.data.dataset import Dataset
+from runtime.dflash.beginning import check_run, find_beginning
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.initialise import from_published, random_start
 from runtime.dflash.saved_drafter import load_published, save_published
+from runtime.dflash.settings import DFlashConfig
 from runtime.evaluate import main as evaluate
 from runtime.prepare import main as prepare
 from runtime.target.model import Target
 from runtime.train import main as train
 from runtime.training.checkpoint import find_checkpoints
+from runtime.training.metrics import read_metrics
 from tests.runtime.test_train import RUN_FILE
 from tests.runtime.tiny_text import byte_target
 
@@ -262,6 +266,44 @@ def test_a_run_may_add_a_markov_head_and_goes_on_with_one_that_is_there(root, tm
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     w2 = found["markov_head.markov_w2.weight"]
     assert (w2.abs().max() < 1e-20) == (rank == 0)
+
+
+def test_a_run_may_add_a_confidence_head_and_keeps_one_that_is_there(tmp_path):
+    for confident in (False, True):
+        given = {"markov_rank": 4, "confidence_head": confident, "sample_from_anchor": True}
+        wanted = published_config(byte_target(), **given)
+        folder = publish(tmp_path / str(confident), wanted)
+        for asked in (False, True):
+            raw = {"drafter": {"init": str(folder), "markov_rank": 4, "confidence": asked}}
+            config = parse_config({**raw, "train": {"distill": "l1"}}, DFlashConfig)
+            network = check_run(find_beginning(config), config, {})
+            assert network == replace(wanted, confidence_head=confident or asked)
+
+
+def test_a_published_dspark_drafter_is_trained_on_as_it_drafts(root, tmp_path):
+    """From its anchor, with the frozen copies of the target's weights that its trainer adds."""
+    config = published_config(byte_target(), markov_rank=4, sample_from_anchor=True)
+    folder = publish(tmp_path / "published", config)
+    before = load_published(folder, dtype=torch.float32)
+    weights = load_file(folder / "model.safetensors")
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.randn(config.vocab_size, config.hidden_size).bfloat16()
+    save_file(weights, folder / "model.safetensors")
+    published = json.loads((folder / "config.json").read_text())
+    published.pop("sample_from_anchor")
+    (folder / "config.json").write_text(json.dumps(published))
+    options = setting(f"drafter.init={folder}", f"run.folder={tmp_path}/run", "train.lr=1e-30")
+    call(train, root, *options)
+    after = load_published(tmp_path / "run/drafter", dtype=torch.float32)
+    assert after.config == before.config == config
+    found = after.state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in before.state_dict().items())
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert len(rows[0]["accuracy"]) == 4
+    result = json.loads(call(evaluate, root, *options, "--json").stdout)
+    assert result["exact"]
+    assert (result["draft_block_size"], len(result["trained"]["acceptance"])) == (4, 4)
+    assert len(result["trained"]["kept"]) == 5
 
 
 def test_what_the_run_file_says_as_the_folder_does_is_taken(root, tmp_path):

@@ -105,8 +105,8 @@ def prepared(tmp_path, *, stored=True, heldout=HELDOUT, **sections):
     return config, held
 
 
-def run(config, stored=True, *, first_step=0, state=None):
-    trainer = make_trainer(config, target=target_of(stored))
+def run(config, stored=True, *, first_step=0, state=None, network=None):
+    trainer = make_trainer(config, target=target_of(stored), network=network)
     try:
         trainer.prepare()
         weights = None if state else first_weights(config)
@@ -145,6 +145,7 @@ def plain_tau(weights, samples, stored, network):
             "theta": network.rope_theta,
             "eps": network.rms_norm_eps,
             "embedding_scale": network.embedding_scale,
+            "from_anchor": network.sample_from_anchor,
             "windows": [network.sliding_window if slides else None for slides in network.slides],
         },
         train={},
@@ -155,12 +156,13 @@ def plain_tau(weights, samples, stored, network):
         features = sample.features if stored else online_features(sample.input_ids[None])[0]
         memory = reference.memory(reference.fused(features))
         tokens = blocks = 0
-        for anchor in range(len(ids) - BLOCK + 1):
-            if not all(supervised[anchor : anchor + BLOCK]):
+        reach = BLOCK + network.sample_from_anchor
+        for anchor in range(len(ids) - reach + 1):
+            if not all(supervised[anchor : anchor + reach]):
                 continue
             drafts = reference.decode(memory, ids[anchor], anchor)
             blocks, tokens = blocks + 1, tokens + 1
-            for slot in range(1, BLOCK):
+            for slot in range(1, reach):
                 if drafts[slot] != ids[anchor + slot]:
                     break
                 tokens += 1
@@ -225,6 +227,19 @@ def test_it_is_tau_of_a_plain_drafter_over_all_positions(
     assert found[2]["heldout_tau"] > 1
     assert result.scores["held-out tau"].startswith(f"{found[2]['heldout_tau']:.3f} (")
     assert result.scores["scoring"].startswith("3 times, ")
+
+
+@pytest.mark.parametrize("anchors", ["layouts", "data"])
+def test_a_block_that_drafts_from_its_anchor_reaches_one_token_further(tmp_path, anchors):
+    config, held = prepared(
+        tmp_path, train={"anchors": anchors}, evaluate={"every": 6}, drafter=MARKOV
+    )
+    network = replace(network_of(config), sample_from_anchor=True)
+    _, rows, weights = run(config, network=network)
+    tokens, blocks = plain_tau(weights, held, True, network).sum(axis=0)
+    shorter = plain_tau(weights, held, True, network_of(config)).sum(axis=0)
+    assert blocks < shorter[1]
+    assert scores(rows)[0]["heldout_tau"] == pytest.approx(tokens / blocks, abs=1e-12)
 
 
 def test_only_so_many_samples(tmp_path):

@@ -309,6 +309,24 @@ def test_a_dspark_drafter_is_read():
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        {"sample_from_anchor": True},
+        {"sample_from_anchor": "missing"},
+        {"sample_from_anchor": None},
+        {"sample_from_anchor": "missing", **inner(sample_from_anchor=True)},
+    ],
+)
+def test_a_dspark_drafter_samples_from_the_anchor_unless_it_says_no(said):
+    config = read(**{**DSPARK, **said})
+    assert config == replace(read(**DSPARK), sample_from_anchor=True)
+    assert (config.reach, read(**DSPARK).reach, read().reach) == (17, 16, 16)
+    published = config.to_published()
+    assert published["sample_from_anchor"] is True
+    assert DrafterConfig.from_published(published) == config
+
+
+@pytest.mark.parametrize(
     "same",
     [
         {"architectures": ["DSparkDraftModel"]},
@@ -328,15 +346,13 @@ def test_dspark_keys_may_stand_where_servers_look_for_them(same):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"sample_from_anchor": True}, "sample_from_anchor = true: must be false.*anchor.k.1"),
-        ({"sample_from_anchor": "missing"}, "sample_from_anchor = null: must be false"),
-        # Where no server looks, it says nothing.
+        # No server looks for it there, and each takes a missing one for true.
         (
             {"sample_from_anchor": "missing", **inner(sample_from_anchor=False)},
-            "sample_from_anchor = null",
+            "sample_from_anchor = false must stand at the top",
         ),
         (inner(sample_from_anchor=True), "sample_from_anchor = false and dflash_config.* = true"),
-        ({"sample_from_anchor": 0}, "sample_from_anchor = 0"),
+        ({"sample_from_anchor": 0}, "sample_from_anchor = 0: must be true or false"),
         ({"markov_head_type": "gated"}, 'markov_head_type = "gated": must be "vanilla"'),
         ({"markov_head_type": "rnn"}, 'markov_head_type = "rnn": must be "vanilla"'),
         ({"markov_rank": 0}, "markov_rank = 0: must be at least 1"),
