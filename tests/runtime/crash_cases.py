@@ -174,7 +174,12 @@ class Save:
 
     def good(self, folder):
         """Step -> value of every good checkpoint, and that of the step that a run goes on from."""
-        found = own_checkpoints(folder / "checkpoints", "a" * 64, lambda line: None, None)
+        found = own_checkpoints(
+            folder / "checkpoints",
+            lambda item: item.fingerprint == "a" * 64,
+            lambda line: None,
+            None,
+        )
         good = {}
         for checkpoint in found:
             try:
