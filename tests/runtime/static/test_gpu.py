@@ -226,8 +226,8 @@ def test_a_run_is_scored_in_graphs_of_its_own(tmp_path, anchors):
     assert found[-1]["heldout_tau"] == pytest.approx(tokens / blocks, abs=0.035)
 
 
-MARKOV = {"drafter": {"markov_rank": 16}, "lr": 1e-2}
-CONFIDENT = {"drafter": {"markov_rank": 16, "confidence": True}, "lr": 1e-2, "distill": "l1"}
+MARKOV = {"drafter": {"markov_rank": 16}}
+CONFIDENT = {"drafter": {"markov_rank": 16, "confidence": True}, "distill": "l1"}
 
 
 @pytest.mark.parametrize("heads", [MARKOV, {**MARKOV, "loss": "dpace"}, CONFIDENT])
@@ -241,7 +241,7 @@ def test_a_captured_run_with_dsparks_heads_equals_the_cpu_run(tmp_path, heads):
         np.testing.assert_allclose(found, wanted, rtol=2e-3)
     for name, weight in cpu_weights.items():
         torch.testing.assert_close(gpu_weights[name], weight, rtol=2e-2, atol=5e-3, msg=name)
-    assert gpu_weights["markov_head.markov_w2.weight"].abs().max() > 0.01
+    assert gpu_weights["markov_head.markov_w2.weight"].abs().max() > 0.003
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
