@@ -131,7 +131,9 @@ def test_masks_that_are_not_the_others_twins_are_refused(tmp_path, change, messa
         if value is None:
             del entry[key]
     needed = r"drafter\.layers = \['sliding', 'full'\]: needs entries 'dflash-sliding' in \[masks\]"
-    with pytest.raises(ConfigError, match=f"{needed} that are 'dflash' but for .*; {message}"):
+    with pytest.raises(
+        ConfigError, match=f"{needed} that are 'dflash' but for .*, drawn_as = 'dflash'; {message}"
+    ):
         inputs_of(config)
 
 
