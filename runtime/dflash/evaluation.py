@@ -87,9 +87,9 @@ def _starting(
     target: Target, network: DrafterConfig, beginning: Beginning, config: DFlashConfig
 ) -> Drafter:
     """The published drafter that a run began from, or a random one where it is gone."""
-    size, other = beginning.network.draft_block_size, beginning.network.reach != network.reach
-    if not beginning.is_there or size != network.draft_block_size or other:
-        why = "is gone" if not beginning.is_there else f"has draft blocks of {size}"
+    reach = beginning.network.reach
+    if not beginning.is_there or reach != network.reach:
+        why = "is gone" if not beginning.is_there else f"drafts {reach - 1} tokens at once"
         say(f"the drafter in {beginning.folder} {why}: comparing with a random one")
         generator = torch.Generator(device="cpu").manual_seed(config.run.seed)
         return servable(random_start(network, generator, device=target.device))

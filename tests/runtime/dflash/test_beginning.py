@@ -304,6 +304,10 @@ def test_a_published_dspark_drafter_is_trained_on_as_it_drafts(root, tmp_path):
     assert result["exact"]
     assert (result["draft_block_size"], len(result["trained"]["acceptance"])) == (4, 4)
     assert len(result["trained"]["kept"]) == 5
+    shorter = publish(tmp_path / "shorter", replace(config, sample_from_anchor=False))
+    scored = call(evaluate, root, *options, "--drafter", str(shorter), "--json")
+    assert "published drafts 4 tokens at once: comparing with a random one" in scored.stderr
+    assert len(json.loads(scored.stdout)["trained"]["kept"]) == 4
 
 
 def test_what_the_run_file_says_as_the_folder_does_is_taken(root, tmp_path):

@@ -166,6 +166,14 @@ def test_one_thing_wrong_at_a_time_shows(case, wrong):
     assert moved[part] > 1e-2
 
 
+def test_answer_and_drafts_stay_within_the_targets_positions(case):
+    prompt, session = prompts(1)[0], DraftSession(case.target, case.drafter)
+    room = 256 - len(prompt) - BLOCK - case.drafter.config.sample_from_anchor
+    session.stream(prompt, room)
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        session.stream(prompt, room + 1)
+
+
 def test_a_threshold_needs_a_head_and_a_share(case):
     heads = {"markov_rank": 0, "confidence_head": False, "sample_from_anchor": False}
     plain = replace(case.drafter.config, **heads)
