@@ -102,6 +102,12 @@ def _no_final_norm(request: Request) -> str | None:
     return distill if lacks and request.config.train.has_teacher else None
 
 
+def _whole_softmax(request: Request) -> str | None:
+    train, drafter = request.config.train, request.config.drafter
+    needs_all = train.has_teacher or drafter.markov_rank
+    return train.softmax if needs_all and train.softmax != "all" else None
+
+
 def _many_layers(request: Request) -> int | None:
     wanted, outline = request.config.drafter, request.outline
     too_many = outline is not None and wanted.num_layers > outline.num_layers
@@ -178,6 +184,12 @@ LIMITS: tuple[Limit, ...] = (
         parts=(DISTILLING,),
         found=_no_final_norm,
         rule="it must be 'none' for a target without a norm between its last layer and its head",
+    ),
+    Limit(
+        field="train.softmax",
+        parts=(STEP,),
+        found=_whole_softmax,
+        rule="it must be 'all' with train.distill or drafter.markov_rank",
     ),
     Limit(
         field="drafter.num_layers",

@@ -240,6 +240,8 @@ class DFlash(Method[DFlashConfig]):
             lines["slot weights"] = f"D-PACE, alpha {train.dpace_alpha:g}"
         if train.distill != "none":
             lines["distillation"] = f"{train.distill}, share {train.distill_share:g}"
+        if train.softmax == "seen":
+            lines["softmax"] = "over the tokens of the training data"
         if config.drafter.slides:
             kinds = " ".join(config.drafter.layers)
             lines["layers"] = f"{kinds}, window {config.drafter.sliding_window}"

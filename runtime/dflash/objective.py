@@ -4,6 +4,7 @@ features -> labels and draft inputs -> drafter -> loss, and the sums that the me
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import HeadLoss, block_targets, head_loss
 from runtime.dflash.markov import tokens_before, with_confidence
 from runtime.dflash.teacher import teacher_rows
+from runtime.dflash.vocabulary import SeenTokens
 from runtime.static.attention import Attention, backend_of
 from runtime.static.buffers import Field
 from runtime.static.masks import BucketMasks
@@ -128,13 +130,25 @@ class DraftObjective(DraftBucket):
     Args:
         gamma: Loss decay; 0 with D-PACE.
         loss_of: ``draft_loss``, or another form of it, see ``loss_on_device``.
+        seen: The tokens that the loss is taken over, on the target's device; None for all.
         bucket: As ``DraftBucket``.
     """
 
-    def __init__(self, *, gamma: float, loss_of: Callable[..., HeadLoss], **bucket: Any) -> None:
+    def __init__(
+        self,
+        *,
+        gamma: float,
+        loss_of: Callable[..., HeadLoss],
+        seen: SeenTokens | None = None,
+        **bucket: Any,
+    ) -> None:
         super().__init__(**bucket)
         self.gamma = gamma
         self.loss_of = loss_of
+        self.seen = seen
+        self._scored = self.target
+        if seen is not None:
+            self._scored = replace(self.target, head_weight=self.target.head_weight[seen.ids])
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The summed loss with its graph, and the sums of ``sum_names``."""
@@ -151,11 +165,11 @@ class DraftObjective(DraftBucket):
         )
         result = self.loss_of(
             self.drafter,
-            self.target,
+            self._scored,
             inputs["input_ids"],
             features,
             anchors,
-            targets.labels,
+            targets.labels if self.seen is None else self.seen.rows[targets.labels],
             targets.weights,
             self.masks.attention(),
             **self._teacher(last, anchors),

@@ -21,6 +21,7 @@ from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
 from runtime.dflash.samples import bucket_masks, fill_sample, sliding_entry
 from runtime.dflash.saved_drafter import FEATURE_SCALE, TARGET, save_published
 from runtime.dflash.settings import DFlashConfig, DFlashTrain, DrafterOptions
+from runtime.dflash.vocabulary import SeenTokens, seen_tokens
 from runtime.errors import ConfigError
 from runtime.target.frozen import FrozenTarget
 from runtime.training.inputs import Inputs
@@ -80,6 +81,9 @@ class DrafterTrainee(Trainee):
                 samples=config.evaluate.samples,
             )
         self.beside = inputs.beside
+        self._seen = None
+        if config.train.softmax == "seen":
+            self._seen = seen_tokens(inputs.dataset, network.vocab_size)
         self._weights = weights
         self._losses: dict[nn.Module, Callable[..., HeadLoss]] = {}
         self._choosers = {
@@ -125,6 +129,7 @@ class DrafterTrainee(Trainee):
             loss_of=self._losses[module],
             teacher=train.has_teacher,
             sliding=sliding_entry(self.beside, entry),
+            seen=self._seen,
         )
 
     def first_weights(self) -> Mapping[str, Tensor]:
@@ -178,6 +183,7 @@ def bucket_objective(
     loss_of: Callable[..., HeadLoss],
     teacher: bool = False,
     sliding: MaskEntry | None = None,
+    seen: SeenTokens | None = None,
 ) -> DraftObjective:
     """The loss of one bucket with its masks, on the drafter's device.
 
@@ -191,6 +197,7 @@ def bucket_objective(
         loss_of: One for all buckets of a drafter, see ``loss_on_device``.
         teacher: Whether it compares with the target's distribution.
         sliding: The mask of the sliding layers, where there are some.
+        seen: The tokens that the loss is taken over; None for all.
     """
     masks = bucket_masks(drafter, entry, batch)
     return DraftObjective(
@@ -202,6 +209,7 @@ def bucket_objective(
         loss_of=loss_of,
         teacher=teacher,
         sliding=None if sliding is None else bucket_masks(drafter, sliding, batch),
+        seen=None if seen is None else seen.to(target.head_weight.device),
     )
 
 
