@@ -103,7 +103,9 @@ def _no_final_norm(request: Request) -> str | None:
 
 
 def _whole_softmax(request: Request) -> str | None:
-    train, drafter = request.config.train, request.config.drafter
+    train = request.config.train
+    # A drafter that a run begins from may have a head that the run file does not ask for.
+    drafter = request.network or request.config.drafter
     needs_all = train.has_teacher or drafter.markov_rank
     return train.softmax if needs_all and train.softmax != "all" else None
 
@@ -189,7 +191,7 @@ LIMITS: tuple[Limit, ...] = (
         field="train.softmax",
         parts=(STEP,),
         found=_whole_softmax,
-        rule="it must be 'all' with train.distill or drafter.markov_rank",
+        rule="it must be 'all' with train.distill or a Markov head",
     ),
     Limit(
         field="drafter.num_layers",
