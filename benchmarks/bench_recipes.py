@@ -158,9 +158,9 @@ def main() -> None:
     dataset = Dataset.open(config.data.folder, "heldout")
     device = "cuda" if config.run.devices == "auto" else config.run.devices
     target = Target.load(config.target.model, device=device, dtype="float32")
-    found = np.array(
-        [[scores(target, trained.drafter(name, seed), dataset) for seed in seeds] for name in names]
-    )
+    folders = [trained.drafter(name, seed) for name in names for seed in seeds]
+    found = scores(target, folders, dataset)
+    found = found.reshape(len(names), len(seeds), *found.shape[1:])
     np.savez_compressed(folder / "scores.npz", found=found, names=names, seeds=seeds)
     report(found, names, seeds, Results("bench_recipes", options.out, target.device.type))
 

@@ -5,18 +5,20 @@ Eager and dense: no part of what is measured is used to measure it but the netwo
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from maskgen.families.dflash import dflash
 from runtime.data.dataset import Dataset
-from runtime.dflash.drafter import Drafter
+from runtime.dflash.drafter import Drafter, DrafterConfig
 from runtime.dflash.heldout import whole_blocks
 from runtime.dflash.objective import draft_rows
 from runtime.dflash.saved_drafter import load_published
-from runtime.static.attention import dense_attention
+from runtime.static.attention import Attention, dense_attention
 from runtime.target.frozen import FrozenTarget
 from runtime.target.model import Target
 
@@ -26,63 +28,83 @@ call would give if drafts were drawn and accepted by chance: 1 + the sum of prod
 
 
 @torch.inference_mode()
-def scores(target: Target, folder: str | Path, dataset: Dataset) -> NDArray[np.float64]:
-    """Score a published drafter on every supervised position that a whole draft block follows.
+def scores(target: Target, folders: Sequence[Path], dataset: Dataset) -> NDArray[np.float64]:
+    """Score published drafters on every supervised position that a whole draft block follows.
 
     Args:
         target: In float32.
-        folder: The drafter's.
+        folders: The drafters', of one draft block size and the same feature layers.
         dataset: Held-out samples.
 
     Returns:
-        ``[samples, 5]``, see ``COLUMNS``; samples without such a position are left out.
+        ``[drafters, samples, 5]``, see ``COLUMNS``; samples without such a position are left out.
     """
-    drafter = load_published(folder, device=target.device, dtype=torch.float32)
-    found = [_score(target, drafter, dataset, number) for number in range(len(dataset))]
-    return np.array([row for row in found if row is not None])
+    drafters = [
+        load_published(folder, device=target.device, dtype=torch.float32) for folder in folders
+    ]
+    network = drafters[0].config
+    frozen = FrozenTarget(
+        embed_weight=target.embed_weight,
+        head_weight=target.head_weight,
+        feature_scale=torch.ones(len(network.target_layer_ids), device=target.device),
+        features=None,
+    )
+    found = []
+    for number in range(len(dataset)):
+        text = _text(target, dataset, number, network)
+        if text is not None:
+            found.append([_score(frozen, drafter, text) for drafter in drafters])
+    return np.array(found).transpose(1, 0, 2)
 
 
-def _score(
-    target: Target, drafter: Drafter, dataset: Dataset, number: int
-) -> Sequence[float] | None:
-    sample = dataset.sample(number)
-    size = drafter.config.draft_block_size
+class Text(NamedTuple):
+    """A sample, and what the target makes of it."""
+
+    ids: Tensor
+    anchors: Tensor
+    features: Tensor
+    attention: Attention
+    positions: Tensor
+    """``[blocks, slots]``, of the drafted tokens."""
+    p: Tensor
+    """``[rows, V]``."""
+
+
+def _text(target: Target, dataset: Dataset, number: int, network: DrafterConfig) -> Text | None:
+    sample, size = dataset.sample(number), network.draft_block_size
     found = whole_blocks(sample.loss_mask.numpy(), size)
     if not len(found):
         return None
     device = target.device
     ids = torch.as_tensor(sample.input_ids, device="cpu").long().to(device)[None]
     anchors = torch.from_numpy(found).to(device, torch.int32)[None]
-    layers = (*drafter.config.target_layer_ids, target.num_layers)
-    features = target.features(ids, layers)
+    features = target.features(ids, (*network.target_layer_ids, target.num_layers))
     H = target.hidden_size
-    last = features[0, :, -H:]
-    Q_LEN = anchors.shape[1] * size
+    Q_LEN = len(found) * size
     mask = dflash(Q_LEN, ids.shape[1] + Q_LEN, draft_block_size=size, anchors=anchors).dense()
-    frozen = FrozenTarget(
-        embed_weight=target.embed_weight,
-        head_weight=target.head_weight,
-        feature_scale=torch.ones(len(layers) - 1, device=device),
-        features=None,
-    )
-    attention = dense_attention(mask)
-    rows = draft_rows(drafter, frozen, ids, features[..., :-H], anchors, attention)
     positions = anchors[0].long()[:, None] + torch.arange(1, size, device=device)
-    logits = rows @ target.head_weight.T
-    teacher = last[positions - 1].flatten(0, 1) @ target.head_weight.T
-    labels = ids[0][positions]
+    teacher = features[0, :, -H:][positions - 1].flatten(0, 1) @ target.head_weight.T
+    attention = dense_attention(mask)
+    return Text(ids, anchors, features[..., :-H], attention, positions, teacher.softmax(dim=-1))
+
+
+def _score(frozen: FrozenTarget, drafter: Drafter, text: Text) -> Sequence[float]:
+    rows = draft_rows(drafter, frozen, text.ids, text.features, text.anchors, text.attention)
+    logits = rows @ frozen.head_weight.T
     if drafter.markov_head is not None:
         # The true token before, which the draft before is as long as drafts are right.
-        rows_before = drafter.markov_head.rows(ids[0][positions - 1].flatten())
-        logits = logits + drafter.markov_head.logits(rows_before)
-    right = (logits.argmax(dim=-1).view_as(labels) == labels).float()
-    p, q = teacher.softmax(dim=-1), logits.softmax(dim=-1)
-    overlap = torch.minimum(p, q).sum(dim=-1).view_as(right)
-    blocks = len(found)
-    return (
-        blocks + float(right.cumprod(dim=1).sum()),
+        before = text.ids[0][text.positions - 1].flatten()
+        logits = logits + drafter.markov_head.logits(drafter.markov_head.rows(before))
+    labels = text.ids[0][text.positions]
+    right = (logits.argmax(dim=-1).view_as(labels) == labels).double()
+    overlap = torch.minimum(text.p, logits.softmax(dim=-1)).sum(dim=-1).double().view_as(right)
+    blocks = torch.tensor(float(len(labels)), dtype=torch.float64, device=labels.device)
+    sums = (
+        blocks + right.cumprod(dim=1).sum(),
         blocks,
-        float(overlap.sum()),
-        overlap.numel(),
-        blocks + float(overlap.cumprod(dim=1).sum()),
+        overlap.sum(),
+        blocks * labels.shape[1],
+        blocks + overlap.cumprod(dim=1).sum(),
     )
+    values: list[float] = torch.stack(sums).tolist()
+    return values
