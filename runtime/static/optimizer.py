@@ -3,8 +3,9 @@
 The module's parameters become views into one flat tensor of the compute dtype, its gradients views
 into one flat fp32 tensor with room for a few sums at the end: matrices first, in the order in which
 the backward pass finishes them, then vectors, then sums. Each stage's slice can be reduced as soon
-as it is written. One fused kernel per group updates the masters, one copy refreshes the parameters.
-Nothing is read on the host.
+as it is written. Compiled code reads 16 bytes at once, so each parameter begins where it may, and
+the gaps between them are and stay 0. One fused kernel per group updates the masters, one copy
+refreshes the parameters. Nothing is read on the host.
 """
 
 import math
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+ALIGNMENT = 8
+"""In elements: a parameter begins at a multiple of it, at 16 bytes in bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ class Stage:
     grad_views: tuple[Tensor, ...]
     """Where each gradient goes, in the order of ``parameters``."""
     matrices: Tensor
-    """float32, flat: all gradients of the stage's matrices."""
+    """float32, flat: all gradients of the stage's matrices, and the gaps between them."""
 
 
 class FlatAdamW:
@@ -96,11 +100,11 @@ class FlatAdamW:
         assert not parameters, f"stages must name every parameter, and leave out {list(parameters)}"
         named.sort(key=lambda item: item[1].dim() < 2)
         self.places: list[_Place] = []
-        start = 0
+        start = matrices = 0
         for name, parameter in named:
             self.places.append(_Place(name, parameter.shape, start))
-            start += parameter.numel()
-        matrices = sum(parameter.numel() for _, parameter in named if parameter.dim() >= 2)
+            start += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+            matrices = start if parameter.dim() >= 2 else matrices
         self.master = torch.zeros(start, dtype=torch.float32, device=device)
         self.weights = self.master
         if dtype != torch.float32:
@@ -228,23 +232,18 @@ class FlatAdamW:
         return state
 
     def flat_state(self) -> list[Tensor]:
-        """All that ``state`` views, whole: masters, moments and step counts."""
+        """All that ``state`` views, whole, with the gaps: masters, moments and step counts."""
         entries = self._adamw.state.values()
         moments = [entry[key] for entry in entries for key in ("exp_avg", "exp_avg_sq", "step")]
         return [self.master, *moments]
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take what ``state`` gave, from any device."""
-        flat = {
-            key: torch.cat([state[f"{key}.{place.name}"].reshape(-1) for place in self.places])
-            for key in ("master", "exp_avg", "exp_avg_sq")
-        }
-        self.master.copy_(flat["master"])
-        start = 0
+        """Take what ``state`` returned, from any device."""
+        for name, tensor in self.state().items():
+            found = state[name]
+            # A copy would repeat what is smaller.
+            assert found.shape == tensor.shape, f"{name} is {found.shape}, not {tensor.shape}"
+            tensor.copy_(found)
         for entry in self._adamw.state.values():
-            stop = start + len(entry["exp_avg"])
-            for key in ("exp_avg", "exp_avg_sq"):
-                entry[key].copy_(flat[key][start:stop])
             entry["step"].copy_(state["step"])
-            start = stop
         self.refresh()

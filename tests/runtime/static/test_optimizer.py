@@ -24,7 +24,7 @@ def settings(**changes):
 
 def model(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Linear(8, 3))
+    return nn.Sequential(nn.Linear(4, 7), nn.RMSNorm(7), nn.Linear(7, 3))
 
 
 def cosine(step, s):
@@ -147,25 +147,27 @@ def test_matrices_come_first_in_the_order_of_the_stages_then_vectors_then_sums()
     stages = [["2.weight", "2.bias"], ["1.weight"], ["0.bias", "0.weight"]]
     flat = FlatAdamW(module, settings(), device=CPU, dtype=torch.float32, num_sums=3, stages=stages)
     order = ["2.weight", "0.weight", "2.bias", "1.weight", "0.bias"]
-    sizes = [24, 32, 3, 8, 8]
+    sizes = [21, 28, 3, 7, 7]
+    # Each begins at a multiple of 8.
+    starts = [0, 24, 56, 64, 72]
     assert [(at.name, at.start, at.stop) for at in flat.places] == [
-        (name, sum(sizes[:i]), sum(sizes[: i + 1])) for i, name in enumerate(order)
+        (name, start, start + size) for name, start, size in zip(order, starts, sizes, strict=True)
     ]
-    assert (len(flat.grads), len(flat.sums), len(flat.tail)) == (75, 3, 22)
-    flat.reduced.copy_(torch.arange(78.0))
-    assert flat.tail.tolist() == list(range(56, 78))
-    assert flat.sums.tolist() == [75, 76, 77]
+    assert (len(flat.grads), len(flat.sums), len(flat.tail)) == (80, 3, 27)
+    flat.reduced.copy_(torch.arange(83.0))
+    assert flat.tail.tolist() == list(range(56, 83))
+    assert flat.sums.tolist() == [80, 81, 82]
     assert [stage.matrices.tolist() for stage in flat.stages] == [
-        list(range(24)),
+        list(range(21)),
         [],
-        list(range(24, 56)),
+        list(range(24, 52)),
     ]
     named = dict(module.named_parameters())
     for stage, names in zip(flat.stages, stages, strict=True):
         assert {id(p) for p in stage.parameters} == {id(named[name]) for name in names}
         for parameter, view in zip(stage.parameters, stage.grad_views, strict=True):
             (name,) = (name for name in names if named[name] is parameter)
-            start = sum(sizes[: order.index(name)])
+            start = starts[order.index(name)]
             assert view.shape == parameter.shape
             assert view.flatten().tolist() == list(range(start, start + parameter.numel()))
 
@@ -228,8 +230,10 @@ def test_the_flat_state_is_all_that_a_state_views():
         tensor.fill_(7)
     assert {float(tensor.unique()) for tensor in flat.state().values()} == {7.0}
     kept = sum(tensor.numel() for tensor in flat.state().values())
-    # One count of steps for each of the two groups, of which a state has one.
-    assert sum(tensor.numel() for tensor in flat.flat_state()) == kept + 1
+    # One count of steps for each of the two groups, of which a state has one; and of the masters
+    # and both moments the gaps after 28, 21, 7, 7 and 3 elements.
+    gaps = 4 + 3 + 1 + 1 + 5
+    assert sum(tensor.numel() for tensor in flat.flat_state()) == kept + 1 + 3 * gaps
 
 
 def test_later_cycles_follow_one_another_and_change_nothing_before_them():
