@@ -35,10 +35,14 @@ class MarkovHead(nn.Module):
         """Rows of ``markov_w1``, ``[R,r]``, of the tokens before, int64 ``[R]``.
 
         Not within compiled code: there the gradient would be added up by atomics, in another order
-        each time. torch's own backward sorts the tokens, on a GPU too, and reads nothing on the
-        host, so it can be captured.
+        each time. On a GPU that of ``embedding`` was found to change, too, from 3,072 rows on;
+        indexing sorts the tokens first, and reads nothing on the host, so it can be captured. The
+        gradient of a common token is a long sum, hence float32; without one there is no copy.
         """
-        return embedding(previous, self.markov_w1.weight)
+        table = self.markov_w1.weight
+        if table.is_cuda and torch.is_grad_enabled():
+            return table.float()[previous].to(table.dtype)
+        return embedding(previous, table)
 
     def logits(self, rows: Tensor) -> Tensor:
         """What is added to the logits, float32 ``[R,V]``, by ``rows [R,r]``."""

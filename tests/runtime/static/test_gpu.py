@@ -258,7 +258,7 @@ def test_two_runs_with_dsparks_heads_are_equal_to_the_bit(tmp_path, heads, dtype
 @pytest.mark.parametrize("rows", [100, 3072, 3073, 20_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_of_a_markov_table_is_captured_and_equal_to_the_bit(rows, dtype):
-    """Few tokens in many rows, so that many are added up, and both of torch's kernels."""
+    """Few tokens in many rows, so that many are added up."""
     generator = torch.Generator("cuda").manual_seed(rows)
     head = MarkovHead(50, 256).to("cuda", dtype)
     tokens = torch.zeros(rows, dtype=torch.int64, device="cuda")
