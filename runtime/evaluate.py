@@ -6,7 +6,13 @@ from pathlib import Path
 import click
 
 from maskgen.border import after_result
-from runtime.options import Command, config_options, devices_option, overriding
+from runtime.options import (
+    Command,
+    config_options,
+    devices_option,
+    overriding,
+    print_config_option,
+)
 
 
 @click.command(cls=Command)
@@ -19,12 +25,14 @@ from runtime.options import Command, config_options, devices_option, overriding
     metavar="FOLDER",
     help="Drafter or model to evaluate.  [default: that of the run folder]",
 )
+@print_config_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
     config_path: str,
     settings: tuple[str, ...],
     devices: str | None,
     product: str | None,
+    print_config: bool,
     as_json: bool,
 ) -> None:
     """Measure on held-out data what a run learned.
@@ -32,10 +40,13 @@ def main(
     Of a drafter that is the acceptance length, of a fine-tuned model the loss before and after.
     Exits with 3 when a speculative text differs from the target's own by more than rounding.
     """
-    from runtime.methods import read_run
+    from runtime.methods import printed_config, read_run
     from runtime.training.evaluation import keep_evaluation
 
     overrides = overriding(config_path, settings, {"run.devices": devices})
+    if print_config:
+        click.echo(printed_config(config_path, settings, overrides, as_json=as_json))
+        return
     method, config = read_run(config_path, overrides)
     result = method.evaluate(config, product)
 

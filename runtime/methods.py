@@ -73,3 +73,25 @@ def _method_name(document: Mapping[str, Any]) -> str:
     run = document.get("run")
     known = {"method": run["method"]} if isinstance(run, Mapping) and "method" in run else {}
     return parse_config({"run": known}, Config).run.method
+
+
+def printed_config(
+    path: str | Path, settings: Sequence[str], overrides: Sequence[str], *, as_json: bool
+) -> str:
+    """Every key of a run file with its value, its default and where the value comes from.
+
+    Args:
+        path: A TOML file.
+        settings: ``--set``.
+        overrides: These, and then those of other options.
+        as_json: See ``runtime.settings_table``.
+
+    Raises:
+        ConfigError: As ``read_run``.
+        MaskSpecError: ``[masks]`` is wrong.
+    """
+    from runtime.settings_table import entries_of, settings_json, settings_of, settings_text
+
+    _, config = read_run(path, overrides)
+    found = settings_of(config, read_file(path), overrides, len(settings))
+    return (settings_json if as_json else settings_text)(found, entries_of(config))

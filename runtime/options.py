@@ -20,6 +20,13 @@ devices_option = click.option(
     help="Such as cpu, or cuda:0,cuda:1; overrides run.devices.",
 )
 
+print_config_option = click.option(
+    "--print-config",
+    is_flag=True,
+    help="Print every key of the run file with its value, its default and where the value comes "
+    "from, and do nothing else.",
+)
+
 
 class Command(border.Command):
     """A command of the runtime; Ctrl-C and SIGTERM end it as ``exiting_on_signals`` says."""

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import click
 
-from runtime.options import Command, config_options, devices_option, overriding
+from runtime.options import (
+    Command,
+    config_options,
+    devices_option,
+    overriding,
+    print_config_option,
+)
 
 
 @click.command(cls=Command)
@@ -19,6 +25,7 @@ from runtime.options import Command, config_options, devices_option, overriding
     metavar="FILE",
     help="Write the answers into a file for data.shipped, and no data folder.",
 )
+@print_config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the closing table as JSON.")
 def main(
     config_path: str,
@@ -26,6 +33,7 @@ def main(
     target: str | None,
     devices: str | None,
     pack_answers: str | None,
+    print_config: bool,
     as_json: bool,
 ) -> None:
     """Prepare data: read prompts, let the target answer them, write tokenised samples.
@@ -33,10 +41,14 @@ def main(
     Does nothing when the folder has just what these prompts, target and settings make, whole.
     """
     from runtime.data.written import DROPPED
-    from runtime.methods import read_run
+    from runtime.methods import printed_config, read_run
 
     options = {"target.model": target, "run.devices": devices}
-    method, config = read_run(config_path, overriding(config_path, settings, options))
+    overrides = overriding(config_path, settings, options)
+    if print_config:
+        click.echo(printed_config(config_path, settings, overrides, as_json=as_json))
+        return
+    method, config = read_run(config_path, overrides)
     preparation = method.preparation(config)
     if pack_answers:
         lines = {**preparation.pack(Path(pack_answers), _command()), "places": {}}

@@ -27,6 +27,15 @@ class Rules:
     """The value at which the key is left out of what shapes a run: the default of a key that is
     newer than the first runs, which had none, so that these stay the runs that they were."""
 
+    @property
+    def described(self) -> str:
+        """The rule in words, such as ``at least 0, below 1``; empty where there is none."""
+        if self.one_of:
+            return f"one of {', '.join(self.one_of)}"
+        bounds = {"at least": self.at_least, "above": self.above}
+        bounds |= {"at most": self.at_most, "below": self.below}
+        return ", ".join(f"{word} {end}" for word, end in bounds.items() if end is not None)
+
     def check(self, where: str, value: Any) -> None:
         """Refuse a value of the right type that breaks a rule.
 

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from maskgen.runfile import with_run_file
-from runtime.options import Command, config_options, devices_option, overriding
+from runtime.options import (
+    Command,
+    config_options,
+    devices_option,
+    overriding,
+    print_config_option,
+)
 
 if TYPE_CHECKING:
     from runtime.training.result import RunResult
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     help="Load what --save-artifacts saved. It is code that runs as you: only for a cache whose "
     "artifacts come from a machine that you trust.",
 )
+@print_config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the closing table as JSON.")
 def main(
     config_path: str,
@@ -42,6 +49,7 @@ def main(
     fresh: bool,
     save_artifacts: bool,
     trust_artifacts: bool,
+    print_config: bool,
     as_json: bool,
 ) -> None:
     """Train: load, warm up, capture, freeze, run.
@@ -51,7 +59,7 @@ def main(
     """
     from cache.address import without_secrets_in
     from cache.advice import RUN_FILE
-    from runtime.methods import read_run
+    from runtime.methods import printed_config, read_run
     from runtime.ranks.processes import join_processes
     from runtime.training.job import Job
     from runtime.training.run_folder import taken
@@ -62,6 +70,9 @@ def main(
         "train.anchors": anchors,
     }
     overrides = overriding(config_path, settings, options)
+    if print_config:
+        click.echo(printed_config(config_path, settings, overrides, as_json=as_json))
+        return
     method, config = read_run(config_path, overrides)
     processes = join_processes()
 
