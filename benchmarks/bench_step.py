@@ -12,13 +12,15 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from benchmarks.results import Results
-from benchmarks.workload import SIZES, build_entries, make_replica
+from benchmarks.workload import DECAY, SIZES, build_entries, make_replica
 from runtime.dflash.distillation import KINDS, Distillation
+from runtime.dflash.recipe import Recipe
 from runtime.ranks.collectives import make_groups
 from runtime.ranks.devices import Placement, enter_thread, place
 from runtime.static.compilation import size_recompile_limits
@@ -73,10 +75,10 @@ def kernel_times(run: Callable[[], None], replays: int = 3) -> dict[str, float]:
 
 LOSSES: dict[str, dict[str, Any]] = {
     "decay": {},
-    "dpace": {"dpace_alpha": 0.5},
-    **{kind: {"distill": Distillation(kind, 0.9)} for kind in KINDS},
+    "dpace": {"recipe": Recipe(dpace_alpha=0.5)},
+    **{kind: {"recipe": replace(DECAY, distill=Distillation(kind, 0.9))} for kind in KINDS},
     "markov": {"markov_rank": 256},
-    "dspark": {"markov_rank": 256, "distill": Distillation("l1", 0.9)},
+    "dspark": {"markov_rank": 256, "recipe": replace(DECAY, distill=Distillation("l1", 0.9))},
 }
 """By name, what ``make_replica`` takes of it."""
 

@@ -19,9 +19,9 @@ import cache
 from maskgen.build import build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
-from runtime.dflash.distillation import Distillation
 from runtime.dflash.drafter import Drafter, DrafterConfig, backward_stages
 from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
+from runtime.dflash.recipe import Recipe
 from runtime.dflash.settings import DFlashTrain
 from runtime.dflash.trainee import bucket_objective
 from runtime.ranks.collectives import Group
@@ -109,6 +109,7 @@ TINY = Size(
     draft_block_size=8,
     contexts=(128, 256),
 )
+DECAY = Recipe(gamma=4.0)
 SIZES = {"large": LARGE, "small": SMALL, "tiny": TINY}
 
 
@@ -165,9 +166,8 @@ class RandomTrainee:
     Args:
         size: Of everything.
         target: Frozen parts.
-        dpace_alpha: Of D-PACE; None for the decayed loss.
-        distill: From the target's distributions, whose features end with the last hidden state.
-        markov_rank: Of a Markov head; with ``distill`` there is a confidence head as well.
+        recipe: Of the loss; with a teacher the target's features end with its last hidden state.
+        markov_rank: Of a Markov head; with a teacher there is a confidence head as well.
     """
 
     remote_targets = ()
@@ -178,22 +178,19 @@ class RandomTrainee:
         self,
         size: Size,
         target: FrozenTarget,
-        dpace_alpha: float | None = None,
-        distill: Distillation | None = None,
+        recipe: Recipe = DECAY,
         markov_rank: int = 0,
     ) -> None:
         self.size = size
         self.target = target
-        self.dpace_alpha = dpace_alpha
-        self.distill = distill
+        self.recipe = recipe
         self.losses: dict[Drafter, Any] = {}
-        confident = bool(markov_rank) and distill is not None
         self.network = replace(
-            size.drafter_config(), markov_rank=markov_rank, confidence_head=confident
+            size.drafter_config(),
+            markov_rank=markov_rank,
+            confidence_head=bool(markov_rank) and recipe.has_teacher,
         )
-        self.sums = sum_names(
-            size.draft_block_size, teacher=distill is not None, confidence=confident
-        )
+        self.sums = sum_names(self.network, recipe)
 
     def module(self, device: torch.device) -> Drafter:
         """The network."""
@@ -209,18 +206,15 @@ class RandomTrainee:
         """The loss of one bucket."""
         del index
         if module not in self.losses:
-            self.losses[module] = loss_on_device(
-                module, dpace_alpha=self.dpace_alpha, distill=self.distill
-            )
+            self.losses[module] = loss_on_device(module, self.recipe)
         return bucket_objective(
             module,
             self.target,
             length,
             entry,
             batch,
-            gamma=4.0 if self.dpace_alpha is None else 0.0,
+            recipe=self.recipe,
             loss_of=self.losses[module],
-            teacher=self.distill is not None,
         )
 
 
@@ -233,17 +227,16 @@ def make_replica(
     batch: int,
     steps: int = 1000,
     reduce_dtype: str = "float32",
-    dpace_alpha: float | None = None,
-    distill: Distillation | None = None,
+    recipe: Recipe = DECAY,
     markov_rank: int = 0,
 ) -> Replica:
     """A replica with random first weights."""
     device = placement.devices[group.rank]
-    target = frozen_target(size, placement, device, teacher=distill is not None)
+    target = frozen_target(size, placement, device, teacher=recipe.has_teacher)
     replica = Replica(
         group=group,
         placement=placement,
-        trainee=RandomTrainee(size, target, dpace_alpha, distill, markov_rank),
+        trainee=RandomTrainee(size, target, recipe, markov_rank),
         entries=entries,
         train=DFlashTrain(
             steps=steps, global_batch=batch * group.size, lr=1e-4, reduce_dtype=reduce_dtype

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.dflash.distillation import Distillation
+from runtime.dflash.config import DrafterConfig
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import HeadLoss, block_targets, head_loss
 from runtime.dflash.markov import tokens_before, with_confidence
+from runtime.dflash.recipe import Recipe
 from runtime.dflash.teacher import teacher_rows
 from runtime.dflash.vocabulary import SeenTokens
 from runtime.static.attention import Attention, backend_of
@@ -23,17 +24,9 @@ from runtime.static.masks import BucketMasks
 from runtime.target.frozen import FrozenTarget
 
 
-def sum_names(
-    draft_block_size: int, *, teacher: bool = False, confidence: bool = False
-) -> tuple[str, ...]:
-    """Names of the floats that are summed over ranks and steps, in order.
-
-    Args:
-        draft_block_size: Tokens of a draft block, the known one included.
-        teacher: Whether the target's distribution is at hand to compare with.
-        confidence: Whether a confidence head learns from it.
-    """
-    slots = range(1, draft_block_size)
+def sum_names(network: DrafterConfig, recipe: Recipe) -> tuple[str, ...]:
+    """Names of the floats that are summed over ranks and steps, in order."""
+    slots = range(1, network.reach)
     return (
         "loss",
         "weight",
@@ -44,8 +37,8 @@ def sum_names(
         "accepted",
         *(f"correct_{slot}" for slot in slots),
         *(f"count_{slot}" for slot in slots),
-        *(("overlap",) if teacher else ()),
-        *(("confidence",) if confidence else ()),
+        *(("overlap",) if recipe.has_teacher else ()),
+        *(("confidence",) if recipe.has_teacher and network.confidence_head else ()),
     )
 
 
@@ -128,7 +121,7 @@ class DraftObjective(DraftBucket):
     gradients that ``train.clip`` sees keep their scale where answers end inside a block.
 
     Args:
-        gamma: Loss decay; 0 with D-PACE.
+        recipe: Of the loss.
         loss_of: ``draft_loss``, or another form of it, see ``loss_on_device``.
         seen: The tokens that the loss is taken over, on the target's device; None for all.
         bucket: As ``DraftBucket``.
@@ -137,13 +130,13 @@ class DraftObjective(DraftBucket):
     def __init__(
         self,
         *,
-        gamma: float,
+        recipe: Recipe,
         loss_of: Callable[..., HeadLoss],
         seen: SeenTokens | None = None,
         **bucket: Any,
     ) -> None:
-        super().__init__(**bucket)
-        self.gamma = gamma
+        super().__init__(teacher=recipe.has_teacher, **bucket)
+        self.recipe = recipe
         self.loss_of = loss_of
         self.seen = seen
         self._scored = self.target
@@ -161,7 +154,7 @@ class DraftObjective(DraftBucket):
             anchors,
             n_valid,
             draft_block_size=self.drafter.config.reach,
-            gamma=self.gamma,
+            gamma=self.recipe.gamma,
         )
         result = self.loss_of(
             self.drafter,
@@ -210,19 +203,11 @@ def _sums(loss: Tensor, correct: Tensor, weights: Tensor, n_valid: Tensor, kept:
     return torch.cat((singles, correct.sum(dim=(0, 1)), trained.sum(dim=(0, 1))))
 
 
-def loss_on_device(
-    drafter: Drafter, *, dpace_alpha: float | None = None, distill: Distillation | None = None
-) -> Callable[..., HeadLoss]:
-    """``draft_loss`` as the steps of a drafter's device take it: compiled where it attends so.
-
-    Args:
-        drafter: The network.
-        dpace_alpha: Of D-PACE; None for weights by position alone.
-        distill: From the target's distribution; None for cross entropy alone.
-    """
+def loss_on_device(drafter: Drafter, recipe: Recipe) -> Callable[..., HeadLoss]:
+    """``draft_loss`` as the steps of a drafter's device take it: compiled where it attends so."""
     if backend_of(drafter.fc.weight.device).compiled:
-        return compiled_loss(drafter, dpace_alpha=dpace_alpha, distill=distill)
-    return _draft_loss_by(head_loss, drafter, dpace_alpha, distill)
+        return compiled_loss(drafter, recipe)
+    return _draft_loss_by(head_loss, drafter, recipe)
 
 
 def accepted_tokens(correct: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,9 +225,7 @@ def accepted_tokens(correct: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
     return whole, ((correct * trained).cumprod(dim=-1).sum(dim=-1) + 1) * whole
 
 
-def compiled_loss(
-    drafter: Drafter, *, dpace_alpha: float | None = None, distill: Distillation | None = None
-) -> Callable[..., HeadLoss]:
+def compiled_loss(drafter: Drafter, recipe: Recipe) -> Callable[..., HeadLoss]:
     """``draft_loss`` for a drafter on a GPU: its layers compiled in place, and the head's loss.
 
     All layers share one compiled form. Compiling the whole step at once costs several times as
@@ -251,20 +234,17 @@ def compiled_loss(
     for layer in drafter.layers:
         layer.compile(fullgraph=True, dynamic=False)
     compiled = torch.compile(head_loss, fullgraph=True, dynamic=False)
-    return _draft_loss_by(compiled, drafter, dpace_alpha, distill)
+    return _draft_loss_by(compiled, drafter, recipe)
 
 
 def _draft_loss_by(
-    head_loss: Callable[..., HeadLoss],
-    drafter: Drafter,
-    dpace_alpha: float | None,
-    distill: Distillation | None,
+    head_loss: Callable[..., HeadLoss], drafter: Drafter, recipe: Recipe
 ) -> Callable[..., HeadLoss]:
-    if dpace_alpha is not None:
+    if recipe.dpace_alpha is not None:
         slots = drafter.config.reach - 1
-        head_loss = partial(head_loss, slots=slots, dpace_alpha=dpace_alpha)
-    if distill is not None:
-        head_loss = partial(head_loss, distill=distill)
+        head_loss = partial(head_loss, slots=slots, dpace_alpha=recipe.dpace_alpha)
+    if recipe.distill is not None:
+        head_loss = partial(head_loss, distill=recipe.distill)
     return partial(draft_loss, head_loss=head_loss)
 
 

@@ -12,15 +12,15 @@ from maskgen.families.answer_windows import answer_windows
 from runtime.dflash.anchors import LayoutChooser, draw_anchors
 from runtime.dflash.buckets import context_of
 from runtime.dflash.config import DrafterConfig
-from runtime.dflash.distillation import Distillation
 from runtime.dflash.drafter import Drafter, backward_stages
 from runtime.dflash.folder import target_record
 from runtime.dflash.heldout import HeldOutDrafts
 from runtime.dflash.loss import HeadLoss
 from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
+from runtime.dflash.recipe import Recipe, recipe_of
 from runtime.dflash.samples import bucket_masks, fill_sample, sliding_entry
 from runtime.dflash.saved_drafter import FEATURE_SCALE, TARGET, save_published
-from runtime.dflash.settings import DFlashConfig, DFlashTrain, DrafterOptions
+from runtime.dflash.settings import DFlashConfig, DrafterOptions
 from runtime.dflash.vocabulary import SeenTokens, seen_tokens
 from runtime.errors import ConfigError
 from runtime.target.frozen import FrozenTarget
@@ -62,11 +62,8 @@ class DrafterTrainee(Trainee):
         self.network = network
         self.targets = targets
         self.remote_targets = remote_targets
-        self.sums = sum_names(
-            network.reach,
-            teacher=config.train.has_teacher,
-            confidence=config.train.has_teacher and network.confidence_head,
-        )
+        self.recipe = recipe_of(config.train)
+        self.sums = sum_names(network, self.recipe)
         self._target = target_record(inputs.dataset.meta, inputs.began_from)
         self.published: Mapping[str, Any] = {
             **network.to_published(),
@@ -111,23 +108,16 @@ class DrafterTrainee(Trainee):
     ) -> DraftObjective:
         """The loss of one bucket, see ``Trainee.objective``."""
         assert isinstance(module, Drafter)
-        train = self.config.train
-        dpace = train.loss == "dpace"
         if module not in self._losses:
-            self._losses[module] = loss_on_device(
-                module,
-                dpace_alpha=train.dpace_alpha if dpace else None,
-                distill=_distillation(train),
-            )
+            self._losses[module] = loss_on_device(module, self.recipe)
         return bucket_objective(
             module,
             self.targets[index],
             length,
             entry,
             batch,
-            gamma=0.0 if dpace else train.gamma,
+            recipe=self.recipe,
             loss_of=self._losses[module],
-            teacher=train.has_teacher,
             sliding=sliding_entry(self.beside, entry),
             seen=self._seen,
         )
@@ -179,9 +169,8 @@ def bucket_objective(
     entry: MaskEntry,
     batch: int,
     *,
-    gamma: float,
+    recipe: Recipe,
     loss_of: Callable[..., HeadLoss],
-    teacher: bool = False,
     sliding: MaskEntry | None = None,
     seen: SeenTokens | None = None,
 ) -> DraftObjective:
@@ -193,9 +182,8 @@ def bucket_objective(
         context: Tokens of a row.
         entry: The bucket's mask.
         batch: Rows of a step.
-        gamma: Loss decay.
+        recipe: Of the loss.
         loss_of: One for all buckets of a drafter, see ``loss_on_device``.
-        teacher: Whether it compares with the target's distribution.
         sliding: The mask of the sliding layers, where there are some.
         seen: The tokens that the loss is taken over; None for all.
     """
@@ -205,13 +193,8 @@ def bucket_objective(
         target=target,
         masks=masks,
         context=context,
-        gamma=gamma,
+        recipe=recipe,
         loss_of=loss_of,
-        teacher=teacher,
         sliding=None if sliding is None else bucket_masks(drafter, sliding, batch),
         seen=None if seen is None else seen.to(target.head_weight.device),
     )
-
-
-def _distillation(train: DFlashTrain) -> Distillation | None:
-    return None if train.distill == "none" else Distillation(train.distill, train.distill_share)

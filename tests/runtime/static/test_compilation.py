@@ -7,6 +7,7 @@ import torch._dynamo
 from runtime.dflash.drafter import Drafter, DraftLayer
 from runtime.dflash.loss import head_loss
 from runtime.dflash.objective import compiled_loss
+from runtime.dflash.recipe import Recipe
 from runtime.static.compilation import size_recompile_limits
 from runtime.static.torch_internals import (
     compile_cache_counts,
@@ -74,7 +75,7 @@ def test_each_layer_and_the_loss_are_compiled_whole_and_for_one_shape(monkeypatc
         torch, "compile", lambda *given, **options: functions.append((*given, options)) or "made"
     )
     drafter = Drafter(make_config(num_hidden_layers=3))
-    loss_of = compiled_loss(drafter)
+    loss_of = compiled_loss(drafter, Recipe(gamma=4.0))
     whole = {"fullgraph": True, "dynamic": False}
     assert layers == [(layer, whole) for layer in drafter.layers]
     assert functions == [(head_loss, whole)]
