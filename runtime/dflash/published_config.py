@@ -1,9 +1,7 @@
 """What a drafter's ``config.json`` says about its network, key by key and type by type."""
 
-import json
 import math
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from runtime.dflash.published_keys import (
@@ -18,6 +16,17 @@ from runtime.dflash.published_keys import (
     READ_OF_DSPARK,
     SIZES,
     WAY,
+)
+from runtime.dflash.published_values import (
+    is_bool,
+    is_int,
+    is_ints,
+    is_number,
+    missing,
+    same,
+    shown,
+    take,
+    wrong_type,
 )
 from runtime.errors import CheckpointError
 
@@ -41,11 +50,11 @@ def network_settings(published: Mapping[str, Any]) -> dict[str, Any]:
         fixed |= FIXED_OF_DSPARK
     for key, value in flat.items():
         _check_known(key, value, places[key], fixed, read)
-    ints = {name: _take(flat, name, _is_int, "an integer") for name in SIZES}
+    ints = {name: take(flat, name, is_int, "an integer") for name in SIZES}
     _check_equal(flat, ints, places)
     layers = _layers(flat, ints["num_hidden_layers"], places)
-    mask_token_id = _take(flat, "mask_token_id", _is_int, "an integer")
-    layer_ids = _take(flat, "target_layer_ids", _is_ints, "a list of integers")
+    mask_token_id = take(flat, "mask_token_id", is_int, "an integer")
+    layer_ids = take(flat, "target_layer_ids", is_ints, "a list of integers")
     shifted = flat.get("eagle_aux_hidden_state_layer_ids")
     if shifted is not None and shifted != [layer + 1 for layer in layer_ids]:
         raise CheckpointError(
@@ -55,11 +64,11 @@ def network_settings(published: Mapping[str, Any]) -> dict[str, Any]:
     theta, scaling = _rope(flat)
     return {
         **ints,
-        "draft_block_size": _take(flat, "block_size", _is_int, "an integer", 16),
+        "draft_block_size": take(flat, "block_size", is_int, "an integer", 16),
         "mask_token_id": mask_token_id,
         "target_layer_ids": tuple(layer_ids),
-        "embedding_scale": _take(flat, "input_embedding_scale", _is_number, "a finite number", 1.0),
-        "rms_norm_eps": _take(flat, "rms_norm_eps", _is_number, "a finite number"),
+        "embedding_scale": take(flat, "input_embedding_scale", is_number, "a finite number", 1.0),
+        "rms_norm_eps": take(flat, "rms_norm_eps", is_number, "a finite number"),
         "rope_theta": theta,
         "rope_scaling": scaling,
         **layers,
@@ -75,17 +84,17 @@ def _heads(published: Mapping[str, Any], flat: Mapping[str, Any]) -> dict[str, A
         True,
     ):
         raise CheckpointError(
-            f"sample_from_anchor = {_shown(flat['sample_from_anchor'])} must stand at the top "
+            f"sample_from_anchor = {shown(flat['sample_from_anchor'])} must stand at the top "
             "level, where servers look for it"
         )
-    from_anchor = _take(flat, "sample_from_anchor", _is_bool, "true or false", True)
-    rank = _take(flat, "markov_rank", _is_int, "an integer")
+    from_anchor = take(flat, "sample_from_anchor", is_bool, "true or false", True)
+    rank = take(flat, "markov_rank", is_int, "an integer")
     if rank < 1:
         raise CheckpointError(f"markov_rank = {rank}: must be at least 1, as this is DSpark's")
-    confident = _take(flat, "enable_confidence_head", _is_bool, "true or false", False)
+    confident = take(flat, "enable_confidence_head", is_bool, "true or false", False)
     if confident and flat.get("confidence_head_with_markov") is not True:
         raise CheckpointError(
-            f"confidence_head_with_markov = {_shown(flat.get('confidence_head_with_markov'))}: "
+            f"confidence_head_with_markov = {shown(flat.get('confidence_head_with_markov'))}: "
             f"must be true, since here the confidence head reads the token before; {ELSEWHERE}"
         )
     return {
@@ -104,12 +113,12 @@ def _flatten(
     for group in groups:
         inner = published.get(group)
         if inner is not None and not isinstance(inner, Mapping):
-            raise _wrong_type(group, inner, "an object")
+            raise wrong_type(group, inner, "an object")
         for key, value in (inner or {}).items():
             # Null is the same as missing.
-            if flat.get(key) is not None and value is not None and not _same(flat[key], value):
+            if flat.get(key) is not None and value is not None and not same(flat[key], value):
                 raise CheckpointError(
-                    f"{places[key]} = {_shown(flat[key])} and {group}.{key} = {_shown(value)} "
+                    f"{places[key]} = {shown(flat[key])} and {group}.{key} = {shown(value)} "
                     "must be equal"
                 )
             if flat.get(key) is None:
@@ -126,24 +135,24 @@ def _check_known(
 ) -> None:
     if key in fixed:
         allowed, meaning = fixed[key]
-        if value is None or any(_same(value, other) for other in allowed):
+        if value is None or any(same(value, other) for other in allowed):
             return
-        may = " or ".join([*map(_shown, allowed), "missing"])
+        may = " or ".join([*map(shown, allowed), "missing"])
         raise CheckpointError(
-            f"{place} = {_shown(value)}: must be {may}, since here {meaning}; {ELSEWHERE}"
+            f"{place} = {shown(value)}: must be {may}, since here {meaning}; {ELSEWHERE}"
         )
     if key not in {*read, *IGNORED, *EQUAL}:
         raise CheckpointError(
-            f"{place} = {_shown(value)}: is no key that is known here, and may stand for another "
+            f"{place} = {shown(value)}: is no key that is known here, and may stand for another "
             f"network; remove it if it does not, else {ELSEWHERE}"
         )
 
 
 def _check_equal(flat: Mapping[str, Any], ints: Mapping[str, int], places: Any) -> None:
     for key, other in EQUAL.items():
-        if flat.get(key) is not None and not _same(flat[key], ints[other]):
+        if flat.get(key) is not None and not same(flat[key], ints[other]):
             raise CheckpointError(
-                f"{places[key]} = {_shown(flat[key])}: must be {other} = {ints[other]} or missing; "
+                f"{places[key]} = {shown(flat[key])}: must be {other} = {ints[other]} or missing; "
                 f"{ELSEWHERE}"
             )
 
@@ -161,7 +170,7 @@ def _layers(flat: Mapping[str, Any], number: int, places: Mapping[str, str]) -> 
         return {}
     if not isinstance(kinds, list) or not {*map(str, kinds)} <= KINDS.keys():
         raise CheckpointError(
-            f"layer_types = {_shown(kinds)}: every layer must be {' or '.join(KINDS)}; {ELSEWHERE}"
+            f"layer_types = {shown(kinds)}: every layer must be {' or '.join(KINDS)}; {ELSEWHERE}"
         )
     if len(kinds) != number:
         raise CheckpointError(
@@ -178,14 +187,14 @@ def _layers(flat: Mapping[str, Any], number: int, places: Mapping[str, str]) -> 
     for key in ("is_causal", "causal"):
         if flat.get(key) is not None:
             raise CheckpointError(
-                f"{places[key]} = {_shown(flat[key])}: must be missing, since servers take it for "
+                f"{places[key]} = {shown(flat[key])}: must be missing, since servers take it for "
                 f"all layers and here {WAY}; {ELSEWHERE}"
             )
-    window = _take(flat, "sliding_window", _is_int, "an integer")
+    window = take(flat, "sliding_window", is_int, "an integer")
     other = flat.get("swa_window_size")
-    if other is not None and not _same(other, window):
+    if other is not None and not same(other, window):
         raise CheckpointError(
-            f"{places['swa_window_size']} = {_shown(other)}: must be sliding_window = {window} or "
+            f"{places['swa_window_size']} = {shown(other)}: must be sliding_window = {window} or "
             "missing, since servers read one or the other"
         )
     return {"layers": layers, "sliding_window": window}
@@ -199,7 +208,7 @@ def _rope(flat: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
         table = flat.get(name)
         if table:
             if not isinstance(table, Mapping):
-                raise _wrong_type(name, table, "an object")
+                raise wrong_type(name, table, "an object")
             thetas[f"{name}.rope_theta"] = table.get("rope_theta")
             found[name] = _scaling(name, table)
     if len(found) == 2 and found["rope_parameters"] != found["rope_scaling"]:
@@ -209,10 +218,10 @@ def _rope(flat: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
         )
     thetas = {name: theta for name, theta in thetas.items() if theta is not None}
     for name, theta in thetas.items():
-        if not _is_number(theta):
-            raise _wrong_type(name, theta, "a finite number")
+        if not is_number(theta):
+            raise wrong_type(name, theta, "a finite number")
     if not thetas:
-        raise _missing("rope_theta")
+        raise missing("rope_theta")
     if len(set(thetas.values())) > 1:
         said = " and ".join(f"{name} = {theta}" for name, theta in thetas.items())
         raise CheckpointError(f"{said} must be equal")
@@ -226,21 +235,21 @@ def _scaling(name: str, table: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = scaling.pop("rope_type", kind)
     if table.get("type", kind) != kind:
         raise CheckpointError(
-            f"{name}.rope_type = {_shown(kind)} and {name}.type = {_shown(table['type'])} must be "
+            f"{name}.rope_type = {shown(kind)} and {name}.type = {shown(table['type'])} must be "
             "equal"
         )
     if kind == "default":
         if scaling:
-            raise CheckpointError(f"{name} = {_shown(table)}: must have a rope_type for its keys")
+            raise CheckpointError(f"{name} = {shown(table)}: must have a rope_type for its keys")
         return None
     # Servers multiply yarn's own factor by the one, transformers takes the other instead of it.
     relative, factor = scaling.pop("attn_factor", None), scaling.get("factor")
     if relative is not None:
-        if kind != "yarn" or not (_is_number(relative) and _is_number(factor)):
-            raise _wrong_type(f"{name}.attn_factor", relative, "a number, for yarn")
+        if kind != "yarn" or not (is_number(relative) and is_number(factor)):
+            raise wrong_type(f"{name}.attn_factor", relative, "a number, for yarn")
         own = yarn_factor(factor or 1.0)
         said = scaling.setdefault("attention_factor", relative * own)
-        if not _is_number(said) or not math.isclose(said, relative * own, rel_tol=1e-5):
+        if not is_number(said) or not math.isclose(said, relative * own, rel_tol=1e-5):
             raise CheckpointError(
                 f"{name}.attn_factor = {relative} and {name}.attention_factor = {said} must say "
                 f"the same: attention_factor = attn_factor x {own:.6g}"
@@ -254,50 +263,3 @@ def yarn_factor(factor: float) -> float:
     Source: YaRN, arXiv 2309.00071, equation 22.
     """
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-def _take(
-    flat: Mapping[str, Any], name: str, holds: Callable[[Any], bool], kind: str, default: Any = None
-) -> Any:
-    value = flat.get(name)
-    if value is None:
-        if default is None:
-            raise _missing(name)
-        return default
-    if not holds(value):
-        raise _wrong_type(name, value, kind)
-    return value
-
-
-def _missing(name: str) -> CheckpointError:
-    return CheckpointError(f"must hold {name!r}, and it is missing; export the drafter again")
-
-
-def _wrong_type(name: str, value: Any, kind: str) -> CheckpointError:
-    return CheckpointError(f"{name} = {_shown(value)}: must be {kind}")
-
-
-def _is_bool(value: Any) -> bool:
-    return type(value) is bool
-
-
-def _is_int(value: Any) -> bool:
-    return type(value) is int
-
-
-def _is_ints(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_int, value))
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Equal, where true is no 1 and 1.0 is."""
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
