@@ -6,9 +6,7 @@ only what is whole costs an older one its place.
 
 import contextlib
 import errno
-import fnmatch
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
@@ -18,17 +16,17 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 from torch import Tensor
 
-from cache.atomic import move_folder, staging_folder, temp_prefix
+from cache.atomic import move_folder, staging_folder
 from cache.causes import naming, why
 from maskgen.progress import say
 from runtime.errors import CheckpointError, LaterFormatError
+from runtime.training.checkpoint_folders import checkpoint_folders, leftovers
 from runtime.training.cycles import Cycles
 from runtime.training.saved_state import Checkpoint, folder_name, read_checkpoint, write_checkpoint
 
 R = TypeVar("R")
 
 TRAIN = "run: python -m runtime.train --config FILE"
-NAME = re.compile(r"step-(\d{8,})")
 REPLACED = "replaced"
 """Where in a staging folder the checkpoint lies whose place another takes."""
 
@@ -121,7 +119,7 @@ def find_checkpoints(root: Path, report: Callable[[str], None] = say) -> list[Ch
     """
     found = []
     try:
-        folders = _folders(root)
+        folders = checkpoint_folders(root)
     except OSError as error:
         raise CheckpointError(f"{root} cannot be read ({error.strerror})") from error
     for folder in folders:
@@ -191,7 +189,7 @@ def has_checkpoints(root: Path) -> bool:
     Raises:
         OSError: The folder cannot be read.
     """
-    return bool(_folders(root))
+    return bool(checkpoint_folders(root))
 
 
 def remove_checkpoints(root: Path) -> None:
@@ -204,9 +202,9 @@ def remove_checkpoints(root: Path) -> None:
         CheckpointError: The disk refuses.
     """
     try:
-        for folder in reversed(_folders(root)):
+        for folder in reversed(checkpoint_folders(root)):
             _remove(folder)
-        for left in _leftovers(root):
+        for left in leftovers(root):
             shutil.rmtree(left)
     except OSError as error:
         what, helps = why(error, str(root))
@@ -219,7 +217,7 @@ def heal(root: Path) -> None:
     Raises:
         OSError: The folder cannot be read or written.
     """
-    for left in _leftovers(root):
+    for left in leftovers(root):
         place = root / left.name[1:].partition(".")[0]
         for folder in (left / place.name, left / REPLACED / place.name):
             if not place.exists() and _is_good(folder):
@@ -244,7 +242,7 @@ def _place(folder: Path, target: Path, replaced: Path) -> None:
 
 def _drop_oldest(root: Path, stays: Set[str], fingerprint: str, keep: int) -> None:
     good = 0
-    for folder in _folders(root):
+    for folder in checkpoint_folders(root):
         try:
             ours = read_checkpoint(folder).fingerprint == fingerprint
         except CheckpointError:
@@ -272,33 +270,9 @@ def _is_good(folder: Path) -> bool:
     return True
 
 
-def _folders(root: Path) -> list[Path]:
-    """Folders that are named as checkpoints are, the furthest step first."""
-    names = [name for name in _names(root) if NAME.fullmatch(name)]
-    return [root / name for name in sorted(names, key=_step, reverse=True)]
-
-
-def _leftovers(root: Path) -> list[Path]:
-    """Staging folders of saves and removals that were killed."""
-    pattern = f"{temp_prefix(root / 'step-*')}*"
-    return [root / name for name in sorted(_names(root)) if fnmatch.fnmatch(name, pattern)]
-
-
-def _names(root: Path) -> list[str]:
-    # Path.glob would find nothing, silently, in a folder that may not be listed.
-    try:
-        return [path.name for path in root.iterdir()]
-    except FileNotFoundError:
-        return []
-
-
 def _unwritable(root: Path, error: OSError) -> CheckpointError:
     what, helps = why(error, str(root))
     return CheckpointError(f"{root} must take checkpoints: {what}; {helps}")
-
-
-def _step(name: str) -> int:
-    return int(name.partition("-")[2])
 
 
 def _pass_over(error: CheckpointError, report: Callable[[str], None]) -> None:
