@@ -5,10 +5,10 @@
     python -m benchmarks.bench_recipes --seeds 1,2,3 --jobs 3 --out results.csv
 
 Trains each recipe with each seed by ``runtime.train``, several at once (their times say nothing:
-``bench_step`` measures steps alone), and scores what they export. Prints a row a recipe: tau and
-overlap as means over the seeds, with 95 % intervals by bootstrap over samples, and the difference
-to the first recipe, paired by sample and seed, with samples and seeds drawn anew. Runs that are
-there are not trained again.
+``bench_step`` measures steps alone), and scores each as soon as it has exported. Prints a row a
+recipe: tau and overlap as means over the seeds, with 95 % intervals by bootstrap over samples, and
+the difference to the first recipe, paired by sample and seed, with samples and seeds drawn anew.
+Runs that are there are neither trained nor scored again; ``--report`` shows what is there alone.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from benchmarks.recipe_scores import scores
 from benchmarks.results import Results
 from runtime.data.dataset import Dataset
 from runtime.methods import read_run
+from runtime.ranks.devices import place
 from runtime.target.model import Target
 
 RECIPES: Mapping[str, Mapping[str, object]] = {
@@ -44,6 +45,7 @@ RECIPES: Mapping[str, Mapping[str, object]] = {
 }
 """By name, what each sets beside the run file."""
 RESAMPLES = 2000
+ENDS = (0.025, 0.975)
 
 
 class Trained:
@@ -89,10 +91,48 @@ class Trained:
             raise SystemExit("\n".join(lines[-20:]))
 
 
-def intervals(
+class Scored:
+    """The scores of runs, each beside its drafter.
+
+    Args:
+        trained: The runs.
+        model: The target.
+        device: Where it is read.
+        dataset: Held-out samples.
+    """
+
+    def __init__(self, trained: Trained, model: str, device: str, dataset: Dataset) -> None:
+        self.trained = trained
+        self.model = model
+        self.device = device
+        self.dataset = dataset
+        self._target: Target | None = None
+        self._alone = threading.Lock()
+
+    def path(self, recipe: str, seed: int) -> Path:
+        """Where the scores of a run lie."""
+        return self.trained.drafter(recipe, seed).parent / "scores.npy"
+
+    def score(self, recipe: str, seed: int) -> None:
+        """Score what a run has left, unless it is done."""
+        path = self.path(recipe, seed)
+        with self._alone:
+            if path.exists():
+                return
+            if self._target is None:
+                self._target = Target.load(self.model, device=self.device, dtype="float32")
+            np.save(path, scores(self._target, self.trained.drafter(recipe, seed), self.dataset))
+
+    def found(self, recipes: Sequence[str], seeds: Sequence[int]) -> NDArray[np.float64]:
+        """``[recipes, seeds, samples, columns]`` of the seeds that all of these have."""
+        common = [s for s in seeds if all(self.path(name, s).exists() for name in recipes)]
+        return np.array([[np.load(self.path(name, s)) for s in common] for name in recipes])
+
+
+def resampled(
     found: NDArray[np.float64], over: int, under: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Resampled means of a ratio: samples drawn anew, the same of every recipe and seed.
+    """A ratio of sums, with samples drawn anew, the same of every recipe and seed.
 
     Args:
         found: ``[recipes, seeds, samples, columns]``.
@@ -106,31 +146,34 @@ def intervals(
     samples = found.shape[2]
     counts = generator.multinomial(samples, np.full(samples, 1 / samples), size=RESAMPLES)
     weights = np.concatenate([np.ones((1, samples)), counts])
-    sums = np.einsum("ws,rksc->wrkc", weights, found[..., [over, under]])
-    return sums[..., 0] / sums[..., 1]
+    sums = np.tensordot(weights, found[..., [over, under]], axes=(1, 2))
+    return np.asarray(sums[..., 0] / sums[..., 1])
 
 
-def report(
-    found: NDArray[np.float64], names: Sequence[str], seeds: Sequence[int], results: Results
-) -> None:
-    """Print and keep the figures of all recipes; the arrays are those of ``intervals``."""
-    generator = np.random.Generator(np.random.PCG64(1))
-    measures = {"tau": (0, 1), "overlap": (2, 3), "tau if drafts were sampled": (4, 1)}
-    for measure, columns in measures.items():
-        ratios = intervals(found, *columns, generator)
-        drawn = generator.integers(len(seeds), size=(RESAMPLES + 1, len(seeds)))
-        drawn[0] = range(len(seeds))
-        over_seeds = np.take_along_axis(ratios, drawn[:, None], axis=2).mean(axis=2)
-        for index, name in enumerate(names):
-            mean, alone = over_seeds[0, index], ratios[:, index].mean(axis=1)[1:]
-            low, high = np.quantile(alone, (0.025, 0.975))
-            change = over_seeds[:, index] - over_seeds[:, 0]
-            ends = np.quantile(change[1:], (0.025, 0.975))
-            of_seeds = " ".join(f"{value:.3f}" for value in ratios[0, index])
-            results.add(name, measure, mean, "", mean / over_seeds[0, 0])
+MEASURES = {"tau": (0, 1), "overlap": (2, 3), "tau if drafts were sampled": (4, 1)}
+"""Name -> columns of ``benchmarks.recipe_scores.COLUMNS``."""
+
+
+def report(scored: Scored, names: Sequence[str], seeds: Sequence[int], results: Results) -> None:
+    """Print and keep the figures of all recipes that have a seed in common with the first."""
+    for measure, columns in MEASURES.items():
+        for name in names:
+            found = scored.found([names[0], name], seeds)
+            if not found.shape[1]:
+                continue
+            generator = np.random.Generator(np.random.PCG64(1))
+            ratios = resampled(found, *columns, generator)
+            of_seeds = ratios[0, 1]
+            low, high = np.quantile(ratios[1:, 1].mean(axis=1), ENDS)
+            drawn = generator.integers(len(of_seeds), size=(RESAMPLES, len(of_seeds)))
+            apart = ratios[:, 1] - ratios[:, 0]
+            ends = np.quantile(np.take_along_axis(apart[1:], drawn, axis=1).mean(axis=1), ENDS)
+            mean = of_seeds.mean()
+            results.add(name, measure, mean, "", mean / ratios[0, 0].mean())
+            shown = " ".join(f"{value:.3f}" for value in of_seeds)
             print(
-                f"    {low:.3f} to {high:.3f}; seeds {of_seeds}; against {names[0]} "
-                f"{change[0]:+.3f} ({ends[0]:+.3f} to {ends[1]:+.3f})",
+                f"    {low:.3f} to {high:.3f}; seeds {shown}; against {names[0]} "
+                f"{apart[0].mean():+.3f} ({ends[0]:+.3f} to {ends[1]:+.3f})",
                 flush=True,
             )
 
@@ -144,25 +187,28 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--jobs", type=int, default=1, help="Runs at once.")
     parser.add_argument("--folder", default="runs/recipes")
+    parser.add_argument("--report", action="store_true", help="Report what is there alone.")
     parser.add_argument("--out", default="benchmarks/results.csv")
     options = parser.parse_args()
     names = options.recipes.split(",")
     seeds = [int(seed) for seed in options.seeds.split(",")]
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    trained = Trained(options.config, options.set, folder)
-    pairs = [(name, seed) for seed in seeds for name in names]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda pair: trained.train(*pair), pairs))
     _, config = read_run(options.config, tuple(options.set))
+    placement = place(config.run.devices)
+    device = str(placement.devices[0])
+    trained = Trained(options.config, options.set, folder)
     dataset = Dataset.open(config.data.folder, "heldout")
-    device = "cuda" if config.run.devices == "auto" else config.run.devices
-    target = Target.load(config.target.model, device=device, dtype="float32")
-    folders = [trained.drafter(name, seed) for name in names for seed in seeds]
-    found = scores(target, folders, dataset)
-    found = found.reshape(len(names), len(seeds), *found.shape[1:])
-    np.savez_compressed(folder / "scores.npz", found=found, names=names, seeds=seeds)
-    report(found, names, seeds, Results("bench_recipes", options.out, target.device.type))
+    scored = Scored(trained, config.target.model, device, dataset)
+
+    def run(pair: tuple[str, int]) -> None:
+        trained.train(*pair)
+        scored.score(*pair)
+
+    if not options.report:
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(run, [(name, seed) for seed in seeds for name in names]))
+    report(scored, names, seeds, Results("bench_recipes", options.out, placement.kind))
 
 
 if __name__ == "__main__":

@@ -28,33 +28,27 @@ call would give if drafts were drawn and accepted by chance: 1 + the sum of prod
 
 
 @torch.inference_mode()
-def scores(target: Target, folders: Sequence[Path], dataset: Dataset) -> NDArray[np.float64]:
-    """Score published drafters on every supervised position that a whole draft block follows.
+def scores(target: Target, folder: Path, dataset: Dataset) -> NDArray[np.float64]:
+    """Score a published drafter on every supervised position that a whole draft block follows.
 
     Args:
         target: In float32.
-        folders: The drafters', of one draft block size and the same feature layers.
+        folder: The drafter's.
         dataset: Held-out samples.
 
     Returns:
-        ``[drafters, samples, 5]``, see ``COLUMNS``; samples without such a position are left out.
+        ``[samples, 5]``, see ``COLUMNS``; samples without such a position are left out.
     """
-    drafters = [
-        load_published(folder, device=target.device, dtype=torch.float32) for folder in folders
-    ]
-    network = drafters[0].config
+    drafter = load_published(folder, device=target.device, dtype=torch.float32)
+    network = drafter.config
     frozen = FrozenTarget(
         embed_weight=target.embed_weight,
         head_weight=target.head_weight,
         feature_scale=torch.ones(len(network.target_layer_ids), device=target.device),
         features=None,
     )
-    found = []
-    for number in range(len(dataset)):
-        text = _text(target, dataset, number, network)
-        if text is not None:
-            found.append([_score(frozen, drafter, text) for drafter in drafters])
-    return np.array(found).transpose(1, 0, 2)
+    texts = (_text(target, dataset, number, network) for number in range(len(dataset)))
+    return np.array([_score(frozen, drafter, text) for text in texts if text is not None])
 
 
 class Text(NamedTuple):
