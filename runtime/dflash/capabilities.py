@@ -104,10 +104,7 @@ def _no_final_norm(request: Request) -> str | None:
 
 def _whole_softmax(request: Request) -> str | None:
     train = request.config.train
-    # A drafter that a run begins from may have a head that the run file does not ask for.
-    drafter = request.network or request.config.drafter
-    needs_all = train.has_teacher or drafter.markov_rank
-    return train.softmax if needs_all and train.softmax != "all" else None
+    return train.softmax if train.has_teacher and train.softmax != "all" else None
 
 
 def _many_layers(request: Request) -> int | None:
@@ -191,7 +188,7 @@ LIMITS: tuple[Limit, ...] = (
         field="train.softmax",
         parts=(STEP,),
         found=_whole_softmax,
-        rule="it must be 'all' with train.distill or a Markov head",
+        rule="it must be 'all' with train.distill",
     ),
     Limit(
         field="drafter.num_layers",

@@ -162,11 +162,12 @@ class DraftObjective(DraftBucket):
             inputs["input_ids"],
             features,
             anchors,
-            targets.labels if self.seen is None else self.seen.rows[targets.labels],
+            targets.labels,
             targets.weights,
             self.masks.attention(),
             **self._teacher(last, anchors),
             sliding=self.sliding_attention(),
+            seen=self.seen,
         )
         with torch.no_grad():
             correct = result.correct.view_as(targets.weights)
@@ -260,13 +261,14 @@ def draft_loss(
     *,
     sliding: Attention | None = None,
     teacher: Tensor | None = None,
+    seen: SeenTokens | None = None,
     head_loss: Callable[..., HeadLoss] = head_loss,
 ) -> HeadLoss:
     """Draft all blocks of a batch and compare with the labels.
 
     Args:
         drafter: The network.
-        target: Its frozen embedding, head and feature scale.
+        target: Its frozen embedding, head and feature scale; of the head the rows of ``seen``.
         input_ids: int64 ``[B, S]``.
         features: ``[B, S, K*H]``.
         anchors: int32 ``[B, N]``.
@@ -275,19 +277,21 @@ def draft_loss(
         attention: With the mask inside.
         sliding: That of the sliding layers, where the drafter has some.
         teacher: ``[B*N*slots, H]``, see ``teacher_rows``; a confidence head learns from it.
+        seen: The tokens that the loss is taken over; None for all.
         head_loss: ``runtime.dflash.loss.head_loss``, compiled or by D-PACE or as it is.
     """
     rows = draft_rows(drafter, target, input_ids, features, anchors, attention, sliding)
     more: dict[str, Any] = {} if teacher is None else {"teacher": teacher}
     markov, confident = drafter.markov_head, drafter.confidence_head
     flat = weights.flatten()
+    places = labels.flatten() if seen is None else seen.rows[labels.flatten()]
     if markov is None:
-        return head_loss(rows, target.head_weight, labels.flatten(), flat, **more)
+        return head_loss(rows, target.head_weight, places, flat, **more)
     # After the layers, so that the backward pass finishes it before theirs.
     before = tokens_before(input_ids.gather(1, anchors.long()), labels)
-    looked_up = markov.rows(before.flatten())
-    more["markov"] = looked_up, markov.markov_w2.weight
-    result = head_loss(rows, target.head_weight, labels.flatten(), flat, **more)
+    looked_up, w2 = markov.rows(before.flatten()), markov.markov_w2.weight
+    more["markov"] = looked_up, w2 if seen is None else w2.index_select(0, seen.ids)
+    result = head_loss(rows, target.head_weight, places, flat, **more)
     if confident is None or result.overlap is None:
         return result
     return with_confidence(result, confident(rows, looked_up), flat)

@@ -24,8 +24,9 @@ class Reference:
             ``theta``, ``eps``, ``embedding_scale``, and ``windows``, which may be left out: of each
             layer the keys that a row sees, itself counted, or None where it is a full one.
         train: ``lr``, ``min_lr_ratio``, ``warmup``, ``steps``, ``betas``, ``weight_decay``,
-            ``clip``, ``gamma``; ``dpace_alpha`` where the loss is D-PACE, else None; and
-            ``distill``, kind and share, where features end with the target's last hidden state.
+            ``clip``, ``gamma``; ``dpace_alpha`` where the loss is D-PACE, else None;
+            ``distill``, kind and share, where features end with the target's last hidden state;
+            and ``tokens``, where the loss is over these alone.
     """
 
     def __init__(self, weights, *, embed, head, feature_scale, network, train):
@@ -70,6 +71,10 @@ class Reference:
                 sums["anchors_kept"] += 1
                 hidden = self.hidden(memory, input_ids[anchor], anchor)
                 logits = self.with_markov_head(hidden @ self.head.T, input_ids, anchor)
+                if self.train.get("tokens"):
+                    others = torch.ones(len(self.head), dtype=torch.bool)
+                    others[self.train["tokens"]] = False
+                    logits = logits.masked_fill(others, -math.inf)
                 # The target read the text up to the token before the one that it predicts.
                 taught = {
                     slot: (self.head @ last[anchor + slot - 1]).softmax(0)

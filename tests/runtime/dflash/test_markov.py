@@ -14,6 +14,7 @@ from runtime.dflash.markov import ConfidenceHead, tokens_before, with_confidence
 from runtime.dflash.objective import draft_loss
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.speculate import DraftSession
+from runtime.dflash.vocabulary import SeenTokens
 from runtime.errors import ConfigError
 from runtime.static.attention import dense_attention
 from tests.runtime import tiny_run
@@ -103,17 +104,33 @@ def make_batch():
     return drafter, parts
 
 
-def test_the_loss_and_its_gradients_are_those_of_whole_logits():
+def places(tokens):
+    """int64 ``[V]``: where each of the tokens stands among them."""
+    rows = torch.zeros(tiny_run.VOCAB, dtype=torch.int64)
+    for place, token in enumerate(tokens):
+        rows[token] = place
+    return rows
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_the_loss_and_its_gradients_are_those_of_whole_logits(some):
+    """With ``some`` those without the logits of tokens that no label is, and a few more."""
     drafter, parts = make_batch()
     target, ids, _, _, labels, weights, _ = parts
-    seen = []
+    seen, among, learned = None, parts, range(tiny_run.VOCAB)
+    if some:
+        learned = sorted({4, 30, 59, *labels.flatten().tolist()})
+        seen = SeenTokens(ids=torch.tensor(learned), rows=places(learned))
+        among = (replace(target, head_weight=target.head_weight[learned]), *parts[1:])
+    read = []
 
     def head_loss(rows, head, labels, weights, *, markov):
-        seen.append((rows, *markov))
+        read.append(rows)
         return rows.sum()
 
-    draft_loss(drafter, *parts, head_loss=head_loss)
-    rows, _, w2 = (tensor.detach().double() for tensor in seen[0])
+    draft_loss(drafter, *among, seen=seen, head_loss=head_loss)
+    rows = read[0].detach().double()
+    w2 = drafter.markov_head.markov_w2.weight.detach().double()
     # The head of the table is looked up by hand, one slot at a time.
     w1 = drafter.markov_head.markov_w1.weight.detach().double().requires_grad_()
     w2.requires_grad_()
@@ -127,10 +144,12 @@ def test_the_loss_and_its_gradients_are_those_of_whole_logits():
     ]
     for hidden, token in zip(rows, before, strict=True):
         logits.append(target.head_weight.double() @ hidden + w2 @ w1[token])
-    wanted = cross_entropy(torch.stack(logits), labels.flatten(), reduction="none")
+    never = torch.ones(tiny_run.VOCAB, dtype=torch.bool).index_fill(0, torch.tensor(learned), False)
+    logits = torch.stack(logits).masked_fill(never, -torch.inf)
+    wanted = cross_entropy(logits, labels.flatten(), reduction="none")
     wanted = (wanted * weights.flatten()).sum()
     wanted.backward()
-    found = draft_loss(drafter, *parts)
+    found = draft_loss(drafter, *among, seen=seen)
     assert found.loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     found.loss.backward()
     head = drafter.markov_head
@@ -141,6 +160,9 @@ def test_the_loss_and_its_gradients_are_those_of_whole_logits():
     assert len(others) > 30
     assert not head.markov_w1.weight.grad[others].any()
     assert all(head.markov_w1.weight.grad[token].any() for token in supervised)
+    assert head.markov_w2.weight.grad.any(1).nonzero().flatten().tolist() == list(learned)
+    right = (logits.argmax(-1) == labels.flatten()) & (weights.flatten() > 0)
+    assert found.correct.tolist() == right.float().tolist()
 
 
 def test_the_backward_pass_finishes_the_heads_first():

@@ -8,6 +8,7 @@ import torch
 
 from maskgen.families.answer_windows import answer_windows
 from runtime.data.dataset import Sample, write_dataset
+from runtime.dflash import vocabulary
 from runtime.dflash.anchors import LayoutChooser, draw_anchors
 from runtime.dflash.initialise import random_start
 from runtime.training.metrics import read_metrics
@@ -27,8 +28,10 @@ from tests.runtime.tiny_run import (
 )
 
 SCALE = [1.0, 2.0]
-TOKENS = 3
-"""Different tokens in the data: few, so that drafts are right at times, and in a row."""
+TOKENS = torch.tensor([2, 5, 9])
+"""All tokens of the data: few, so that drafts are right at times, and in a row."""
+COMMON = 4
+"""Ids below it are among the tokens that are seen, whatever the data hold."""
 # Supervised from, to; several answers in a sample, an unsupervised one, one of a single token,
 # and lengths at and off the buckets of 16 and 32 tokens.
 SAMPLES = [
@@ -56,7 +59,7 @@ def make_samples(stored, last=False):
         loss_mask = torch.zeros(length, dtype=torch.uint8)
         for start, stop in answers:
             loss_mask[start:stop] = 1
-        input_ids = torch.randint(TOKENS, (length,), generator=generator).int()
+        input_ids = TOKENS[torch.randint(len(TOKENS), (length,), generator=generator)].int()
         features = torch.randn(length, HIDDEN * len(LAYERS), generator=generator).bfloat16()
         if last:
             hidden = online_features(input_ids[None], last=True)[0, :, -HIDDEN:]
@@ -93,8 +96,8 @@ def online_features(input_ids, last=False):
 def whole_target():
     """Its head prefers the tokens of the data."""
     target = frozen_target()
-    head = target.head_weight.clone()
-    head[TOKENS:] /= 5
+    head = target.head_weight / 5
+    head[TOKENS] *= 5
     return replace(target, head_weight=head)
 
 
@@ -172,6 +175,7 @@ def reference_of(config, network):
             "gamma": train.gamma,
             "dpace_alpha": train.dpace_alpha if train.loss == "dpace" else None,
             "distill": None if train.distill == "none" else (train.distill, train.distill_share),
+            "tokens": [0, 1, 2, 3, 5, 9] if train.softmax == "seen" else None,
         },
     )
 
@@ -306,6 +310,17 @@ CASES = {
         "cpu,cpu",
         {"loss": "dpace", "global_batch": 4},
     ),
+    "seen": ("stored", "cpu", {"anchors": "data", "softmax": "seen", "gamma": 2.0, "clip": 0.2}),
+    "markov over seen tokens": (
+        "remote",
+        "cpu,cpu",
+        {"softmax": "seen", "global_batch": 4, "accumulate": 2, "weight_decay": 0.1, "clip": 0.2},
+    ),
+    "markov over seen tokens, with dpace": (
+        "stored",
+        "cpu",
+        {"anchors": "data", "softmax": "seen", "loss": "dpace", "clip": 0.2},
+    ),
     "markov with dpace": ("online", "cpu", {"loss": "dpace", "reduce_dtype": "compute"}),
 }
 RANK = 5
@@ -314,6 +329,7 @@ SLIDING = {"layers": ["full", "sliding"], "sliding_window": 6}
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_equals_the_reference(tmp_path, monkeypatch, case):
+    monkeypatch.setattr(vocabulary, "COMMON", COMMON)
     where, devices, train = CASES[case]
     drafter = {"num_layers": 2, **SLIDING} if "sliding" in case else {}
     drafter |= {"markov_rank": RANK, "confidence": "confid" in case} if "markov" in case else {}
