@@ -34,7 +34,7 @@ from maskgen.cli import main as maskgen
 from maskgen.errors import MaskSpecError
 from runtime.errors import DatasetError, WorkerError
 
-RUNTIME = ("prepare", "train", "evaluate", "export", "generate")
+RUNTIME = ("prepare", "train", "evaluate", "export", "generate", "compare")
 COMMANDS = {
     **{f"maskgen {name}": verb for name, verb in maskgen.commands.items()},
     **{f"runtime.{name}": import_module(f"runtime.{name}").main for name in RUNTIME},

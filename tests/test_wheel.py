@@ -96,7 +96,7 @@ def test_python_m_says_in_one_line_what_hides_ours(installed, users, tmp_path, n
     assert "python -P -m" in line
 
 
-@pytest.mark.parametrize("verb", ["prepare", "train", "evaluate", "generate", "export"])
+@pytest.mark.parametrize("verb", ["prepare", "train", "evaluate", "generate", "export", "compare"])
 def test_an_installed_command_starts_beside_files_of_our_names(installed, users, tmp_path, verb):
     for package in PACKAGES:
         users(f"{package}/__init__.py")

@@ -25,7 +25,7 @@ def describe_differences(
         The differences, the settings first; empty where there is none.
     """
     settings, contexts, data = [], set(), False
-    for name, old, new in _differing("", was, now):
+    for name, old, new in differing("", was, now):
         section, _, key = name.partition(".")
         if section == "masks":
             # Those beside a bucket's own are ``sliding/128``.
@@ -43,11 +43,15 @@ def describe_differences(
     return ", ".join(settings)
 
 
-def _differing(prefix: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+def differing(prefix: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Each value that differs: its dotted name below ``prefix``, what it was and what it is now.
+
+    What one of them lacks is None.
+    """
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         for key in {**was, **now}:
             name = f"{prefix}.{key}" if prefix else key
-            yield from _differing(name, was.get(key), now.get(key))
+            yield from differing(name, was.get(key), now.get(key))
     elif was != now:
         yield prefix, was, now
 

@@ -27,27 +27,37 @@ def draw_metrics(
     Returns:
         The path.
     """
+    return draw_runs({"": rows}, plots, path)
+
+
+def draw_runs(
+    runs: Mapping[str, Iterable[Mapping[str, Any]]], plots: Sequence[Plot], path: str | Path
+) -> Path:
+    """Draw the rows of several runs into the same panels; later ones dashed.
+
+    Args:
+        runs: Name of a run in the legend -> its rows.
+        plots: What to draw.
+        path: The PNG.
+
+    Returns:
+        The path.
+    """
     # A command that draws nothing should not pay for matplotlib; Agg needs no display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = list(rows)
-    plots = [plot for plot in plots if plot.always or _series(rows, plot.key)[0]]
+    of_runs = {name: list(rows) for name, rows in runs.items()}
+    every = [row for rows in of_runs.values() for row in rows]
+    plots = [plot for plot in plots if plot.always or _series(every, plot.key)[0]]
     axes_of = list(dict.fromkeys(plot.axis for plot in plots))
     figure = Figure(figsize=(8, 3.5 * len(axes_of)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(axes_of), 1, sharex=True, squeeze=False)[:, 0]
     for axis, panel in zip(axes_of, panels, strict=True):
         for plot in (plot for plot in plots if plot.axis == axis):
-            steps, values = _series(rows, plot.key)
-            if steps:
-                label = plot.label or None
-                panel.plot(steps, values, plot.style, color=plot.colour, label=label)
-                if plot.ends is not None:
-                    low, high = plot.ends
-                    whole = [row for row in rows if _has(row, low) and _has(row, high)]
-                    ends = [[row[key] for row in whole] for key in ("step", low, high)]
-                    panel.vlines(*ends, color=plot.colour, alpha=0.5)
+            for number, (name, rows) in enumerate(of_runs.items()):
+                _draw_curve(panel, rows, plot, name, dashed=number > 0)
         panel.set_ylabel(axis)
         panel.grid(visible=True, alpha=0.3)
         if panel.get_legend_handles_labels()[1]:
@@ -59,6 +69,22 @@ def draw_metrics(
     figure.savefig(drawn, format="png", dpi=110)
     write_file(where, drawn.getvalue())
     return where
+
+
+def _draw_curve(
+    panel: Any, rows: Sequence[Mapping[str, Any]], plot: Plot, name: str, *, dashed: bool
+) -> None:
+    steps, values = _series(rows, plot.key)
+    if not steps:
+        return
+    label = ": ".join(filter(None, (name, plot.label))) or None
+    style = plot.style.replace("-", "--") if dashed else plot.style
+    panel.plot(steps, values, style, color=plot.colour, label=label)
+    if plot.ends is not None:
+        low, high = plot.ends
+        whole = [row for row in rows if _has(row, low) and _has(row, high)]
+        ends = [[row[key] for row in whole] for key in ("step", low, high)]
+        panel.vlines(*ends, color=plot.colour, alpha=0.5)
 
 
 def draw_run(

@@ -406,7 +406,7 @@ def test_help_loads_no_torch():
     import subprocess
     import sys
 
-    for module in ("train", "prepare", "evaluate", "generate", "export"):
+    for module in ("train", "prepare", "evaluate", "generate", "export", "compare"):
         code = (
             f"import sys\nfrom runtime.{module} import main\n"
             "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"

@@ -136,7 +136,7 @@ def test_needs_no_display_and_loads_matplotlib_late():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("command", ["evaluate", "generate", "export"])
+@pytest.mark.parametrize("command", ["evaluate", "generate", "export", "compare"])
 def test_help_loads_no_torch(command):
     code = (
         "import sys\n"
