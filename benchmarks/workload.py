@@ -19,11 +19,12 @@ import cache
 from maskgen.build import build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
+from runtime.dflash.draft_bucket import DraftBucket
 from runtime.dflash.drafter import Drafter, DrafterConfig, backward_stages
-from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
+from runtime.dflash.objective import DraftObjective, loss_on_device
 from runtime.dflash.recipe import Recipe
 from runtime.dflash.settings import DFlashTrain
-from runtime.dflash.trainee import bucket_objective
+from runtime.dflash.sums import sum_names
 from runtime.ranks.collectives import Group
 from runtime.ranks.devices import Placement
 from runtime.target.frozen import FrozenTarget
@@ -204,18 +205,12 @@ class RandomTrainee:
         self, module: Drafter, length: int, entry: MaskEntry, batch: int, index: int
     ) -> DraftObjective:
         """The loss of one bucket."""
-        del index
+        del length, index
         if module not in self.losses:
             self.losses[module] = loss_on_device(module, self.recipe)
-        return bucket_objective(
-            module,
-            self.target,
-            length,
-            entry,
-            batch,
-            recipe=self.recipe,
-            loss_of=self.losses[module],
-        )
+        teacher = self.recipe.has_teacher
+        bucket = DraftBucket(module, self.target, entry, batch, teacher=teacher)
+        return DraftObjective(bucket, self.recipe, self.losses[module])
 
 
 def make_replica(
@@ -256,7 +251,7 @@ def fill_inputs(size: Size, replica: Replica) -> None:
         tensors["input_ids"].copy_(ids)
         tensors["loss_mask"].fill_(True)
         if "layout" in tensors:
-            layouts = step.objective.masks.entry.num_layouts
+            layouts = step.objective.bucket.masks.entry.num_layouts
             tensors["layout"].copy_(torch.randint(layouts, shape[:1], generator=generator))
         else:
             for row in range(shape[0]):

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from maskgen.buckets import BucketPlan
 from runtime.dflash.config import DrafterConfig
+from runtime.dflash.draft_bucket import DraftBucket
 from runtime.dflash.drafter import Drafter
-from runtime.dflash.loss import CHUNK_ROWS, block_targets
+from runtime.dflash.loss import CHUNK_ROWS
 from runtime.dflash.markov import tokens_before
-from runtime.dflash.objective import DraftBucket, accepted_tokens, draft_rows
-from runtime.dflash.samples import bucket_masks, fill_sample, sliding_entry
+from runtime.dflash.objective import draft_rows
+from runtime.dflash.samples import fill_sample, sliding_entry
+from runtime.dflash.sums import accepted_tokens
 from runtime.errors import NoSamplesError
+from runtime.static.buffers import Field
 from runtime.target.frozen import FrozenTarget
 from runtime.training.heldout import HeldOutInputs, HeldOutRow
 
@@ -83,13 +86,7 @@ class HeldOutDrafts:
         assert isinstance(module, Drafter)
         entry = self.entries[length]
         sliding = sliding_entry(self.beside, entry)
-        return DraftScorer(
-            drafter=module,
-            target=self.targets[index],
-            masks=bucket_masks(module, entry, batch),
-            context=length,
-            sliding=None if sliding is None else bucket_masks(module, sliding, batch),
-        )
+        return DraftScorer(DraftBucket(module, self.targets[index], entry, batch, sliding=sliding))
 
     def fill(self, tensors: Mapping[str, Tensor], row: int, number: int) -> None:
         """Write a sample and some of its anchors into one row."""
@@ -115,33 +112,34 @@ def whole_blocks(loss_mask: NDArray[np.uint8], reach: int) -> NDArray[np.int64]:
     return np.flatnonzero(windows.all(axis=1))
 
 
-class DraftScorer(DraftBucket):
+class DraftScorer:
     """Tokens that a call of the target would give at each row's anchors, and how many anchors."""
+
+    def __init__(self, bucket: DraftBucket) -> None:
+        self.bucket = bucket
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """The bucket's."""
+        return self.bucket.fields
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``runtime.static.score.Scorer``."""
-        self.update_masks(inputs)
-        anchors, n_valid = self.masks.params["anchors"], self.masks.params["n_valid"]
-        targets = block_targets(
-            inputs["input_ids"],
-            inputs["loss_mask"],
-            anchors,
-            n_valid,
-            draft_block_size=self.drafter.config.reach,
-            gamma=0,
-        )
+        bucket = self.bucket
+        bucket.update_masks(inputs)
+        targets = bucket.targets(inputs, gamma=0)
         rows = draft_rows(
-            self.drafter,
-            self.target,
+            bucket.drafter,
+            bucket.target,
             inputs["input_ids"],
-            self.hidden_states(inputs)[0],
-            anchors,
-            self.masks.attention(),
-            self.sliding_attention(),
+            bucket.hidden_states(inputs)[0],
+            bucket.anchors,
+            bucket.attention(),
+            bucket.sliding_attention(),
         )
         # The true tokens before, where decoding takes its own drafts: up to the first wrong draft
         # these are the same, and what comes after it does not count.
-        before = tokens_before(inputs["input_ids"].gather(1, anchors.long()), targets.labels)
+        before = tokens_before(inputs["input_ids"].gather(1, bucket.anchors.long()), targets.labels)
         # In chunks, as the loss has them: the logits of all rows would be the largest tensor.
         chosen = torch.cat(
             [
@@ -159,6 +157,6 @@ class DraftScorer(DraftBucket):
 
     def _logits(self, rows: Tensor, before: Tensor) -> Tensor:
         """``[R, V]`` of ``rows [R, H]`` and the tokens before them, ``[R]``."""
-        logits = rows @ self.target.head_weight.T
-        head = self.drafter.markov_head
+        logits = rows @ self.bucket.target.head_weight.T
+        head = self.bucket.drafter.markov_head
         return logits if head is None else logits.float() + head.logits(head.rows(before))

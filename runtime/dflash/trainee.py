@@ -12,16 +12,18 @@ from maskgen.families.answer_windows import answer_windows
 from runtime.dflash.anchors import LayoutChooser, draw_anchors
 from runtime.dflash.buckets import context_of
 from runtime.dflash.config import DrafterConfig
+from runtime.dflash.draft_bucket import DraftBucket
 from runtime.dflash.drafter import Drafter, backward_stages
 from runtime.dflash.folder import target_record
 from runtime.dflash.heldout import HeldOutDrafts
 from runtime.dflash.loss import HeadLoss
-from runtime.dflash.objective import DraftObjective, loss_on_device, sum_names
-from runtime.dflash.recipe import Recipe, recipe_of
-from runtime.dflash.samples import bucket_masks, fill_sample, sliding_entry
+from runtime.dflash.objective import DraftObjective, loss_on_device
+from runtime.dflash.recipe import recipe_of
+from runtime.dflash.samples import fill_sample, sliding_entry
 from runtime.dflash.saved_drafter import FEATURE_SCALE, TARGET, save_published
 from runtime.dflash.settings import DFlashConfig, DrafterOptions
-from runtime.dflash.vocabulary import SeenTokens, seen_tokens
+from runtime.dflash.sums import sum_names
+from runtime.dflash.vocabulary import seen_tokens
 from runtime.errors import ConfigError
 from runtime.target.frozen import FrozenTarget
 from runtime.training.inputs import Inputs
@@ -110,17 +112,15 @@ class DrafterTrainee(Trainee):
         assert isinstance(module, Drafter)
         if module not in self._losses:
             self._losses[module] = loss_on_device(module, self.recipe)
-        return bucket_objective(
+        bucket = DraftBucket(
             module,
             self.targets[index],
-            length,
             entry,
             batch,
-            recipe=self.recipe,
-            loss_of=self._losses[module],
             sliding=sliding_entry(self.beside, entry),
-            seen=self._seen,
+            teacher=self.recipe.has_teacher,
         )
+        return DraftObjective(bucket, self.recipe, self._losses[module], seen=self._seen)
 
     def first_weights(self) -> Mapping[str, Tensor]:
         """What ``initial_drafter`` made; kept no longer, since it lies on the target's device."""
@@ -160,41 +160,3 @@ def _check_layers(options: DrafterOptions, network: DrafterConfig) -> None:
         kinds = ["sliding" if slides else "full" for slides in network.slides]
         rule = f"must be the drafter's own, {kinds} with sliding_window = {network.sliding_window}"
         raise ConfigError("drafter.layers", list(options.layers), rule)
-
-
-def bucket_objective(
-    drafter: Drafter,
-    target: FrozenTarget,
-    context: int,
-    entry: MaskEntry,
-    batch: int,
-    *,
-    recipe: Recipe,
-    loss_of: Callable[..., HeadLoss],
-    sliding: MaskEntry | None = None,
-    seen: SeenTokens | None = None,
-) -> DraftObjective:
-    """The loss of one bucket with its masks, on the drafter's device.
-
-    Args:
-        drafter: The network.
-        target: Frozen parts on the same device.
-        context: Tokens of a row.
-        entry: The bucket's mask.
-        batch: Rows of a step.
-        recipe: Of the loss.
-        loss_of: One for all buckets of a drafter, see ``loss_on_device``.
-        sliding: The mask of the sliding layers, where there are some.
-        seen: The tokens that the loss is taken over; None for all.
-    """
-    masks = bucket_masks(drafter, entry, batch)
-    return DraftObjective(
-        drafter=drafter,
-        target=target,
-        masks=masks,
-        context=context,
-        recipe=recipe,
-        loss_of=loss_of,
-        sliding=None if sliding is None else bucket_masks(drafter, sliding, batch),
-        seen=None if seen is None else seen.to(target.head_weight.device),
-    )

@@ -286,7 +286,7 @@ def test_more_anchors_than_a_bucket_holds_are_drawn_from(tmp_path):
     trainer.run()
     trainer.teardown()
     candidates = anchor_candidates(trainer.inputs.dataset.sample(6).loss_mask.numpy())
-    masks = trainer.replicas[0].train_steps[32].objective.masks
+    masks = trainer.replicas[0].train_steps[32].objective.bucket.masks
     assert len(candidates) > masks.params["anchors"].shape[1] == 6
     assert masks.params["n_valid"].max().item() == 6
 

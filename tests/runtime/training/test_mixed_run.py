@@ -79,7 +79,7 @@ def run(config, monkeypatch, *, eager=False):
         monkeypatch.setattr(StaticStep, "capture", lambda step: None)
         for replica in trainer.replicas:
             for step in replica.train_steps.values():
-                step.objective.masks.backend = DENSE
+                step.objective.bucket.masks.backend = DENSE
                 step.objective.loss_of = draft_loss
     trainer.prepare()
     trainer.start_from(weights=first_drafter().state_dict())

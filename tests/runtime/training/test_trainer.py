@@ -125,7 +125,7 @@ def test_features_that_are_not_finite_stop_the_run_and_change_nothing(tmp_path):
     trainer.prepare()
     trainer.start_from(weights=first_drafter().state_dict())
     for step in trainer.replicas[0].train_steps.values():
-        step.objective.target.feature_scale.fill_(float("nan"))
+        step.objective.bucket.target.feature_scale.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match=r"3 steps in a row.*max_skipped = 3.*NaN in the fea"):
         trainer.run()
     for name, weight in first_drafter().state_dict().items():

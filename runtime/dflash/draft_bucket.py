@@ -1,0 +1,115 @@
+"""One bucket's static inputs, and all that a drafter reads of them: in training and in scoring."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from maskgen.entry import MaskEntry
+from runtime.dflash.buckets import context_of
+from runtime.dflash.drafter import Drafter
+from runtime.dflash.loss import Targets, block_targets
+from runtime.dflash.samples import bucket_masks
+from runtime.dflash.teacher import teacher_rows
+from runtime.static.attention import Attention
+from runtime.static.buffers import Field
+from runtime.target.frozen import FrozenTarget
+
+
+class DraftBucket:
+    """The inputs of a batch, and what is made of them before the drafter runs.
+
+    Args:
+        drafter: In training its parameters are views into the optimizer's flat tensors.
+        target: Frozen parts on the same device.
+        entry: The bucket's mask.
+        batch: Rows of a step.
+        sliding: The mask of the sliding layers over the same anchors, where there are some.
+        teacher: Whether the target's last hidden state is read too; features end with it then.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        target: FrozenTarget,
+        entry: MaskEntry,
+        batch: int,
+        *,
+        sliding: MaskEntry | None = None,
+        teacher: bool = False,
+    ) -> None:
+        self.drafter = drafter
+        self.target = target
+        self.context = context_of(entry.spec)
+        self.masks = bucket_masks(drafter, entry, batch)
+        self.sliding = None if sliding is None else bucket_masks(drafter, sliding, batch)
+        self.teacher = teacher
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """``input_ids``, ``loss_mask``, what the masks need, and features that come from afar."""
+        B, S = self.masks.batch, self.context
+        fields = {
+            "input_ids": Field((B, S), torch.int64),
+            "loss_mask": Field((B, S), torch.bool),
+            **self.masks.fields,
+        }
+        if self.target.features is None:
+            width = self.drafter.fc.in_features
+            width += self.target.head_weight.shape[1] if self.teacher else 0
+            remote = self.target.remote_dtype
+            fields["features"] = Field((B, S, width), remote or torch.bfloat16, remote is None)
+        return fields
+
+    @property
+    def anchors(self) -> Tensor:
+        """int32 ``[B, N]``, of the batch whose masks were written last."""
+        return self.masks.params["anchors"]
+
+    @property
+    def n_valid(self) -> Tensor:
+        """int32 ``[B]``, how many of a row's anchors count."""
+        return self.masks.params["n_valid"]
+
+    def update_masks(self, inputs: Mapping[str, Tensor]) -> None:
+        """Write a batch's masks; those of sliding layers read the same fields."""
+        self.masks.update(inputs)
+        if self.sliding is not None:
+            self.sliding.update(inputs)
+
+    def attention(self) -> Attention:
+        """Attention of all layers but the sliding ones."""
+        return self.masks.attention()
+
+    def sliding_attention(self) -> Attention | None:
+        """Attention of the sliding layers, where there are some."""
+        return None if self.sliding is None else self.sliding.attention()
+
+    def targets(self, inputs: Mapping[str, Tensor], *, gamma: float) -> Targets:
+        """What the slots should predict, see ``block_targets``."""
+        return block_targets(
+            inputs["input_ids"],
+            inputs["loss_mask"],
+            self.anchors,
+            self.n_valid,
+            draft_block_size=self.drafter.config.reach,
+            gamma=gamma,
+        )
+
+    def hidden_states(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The target's hidden states, computed here, or come with the inputs.
+
+        Returns:
+            The drafter's features ``[B, S, K*H]``, and ``teacher_rows`` in the head's dtype where
+            there is a teacher.
+        """
+        if self.target.features is not None:
+            found = self.target.features(inputs["input_ids"])
+        else:
+            found = inputs["features"]
+        width = self.drafter.fc.in_features
+        features = found[..., :width]
+        if not self.teacher:
+            return features, None
+        rows = teacher_rows(found[..., width:], self.anchors, self.drafter.config.reach)
+        return features, rows.to(self.target.head_weight.dtype)
