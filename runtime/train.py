@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     "artifacts come from a machine that you trust.",
 )
 @print_config_option
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Say what the run will be, without reading weights, and do nothing else: buckets, steps, "
+    "parameters, memory, graphs, time where it is known.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the closing table as JSON.")
 def main(
     config_path: str,
@@ -50,6 +56,7 @@ def main(
     save_artifacts: bool,
     trust_artifacts: bool,
     print_config: bool,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Train: load, warm up, capture, freeze, run.
@@ -61,6 +68,8 @@ def main(
     from cache.advice import RUN_FILE
     from runtime.methods import printed_config, read_run
     from runtime.ranks.processes import join_processes
+    from runtime.training.dry_run import dry_run as dry_run_of
+    from runtime.training.dry_run_text import dry_run_text
     from runtime.training.job import Job
     from runtime.training.run_folder import taken
 
@@ -74,6 +83,11 @@ def main(
         click.echo(printed_config(config_path, settings, overrides, as_json=as_json))
         return
     method, config = read_run(config_path, overrides)
+    if dry_run:
+        plan = dry_run_of(method, config, config_path)
+        text = json.dumps(plan.as_dict()) if as_json else dry_run_text(plan)
+        click.echo(without_secrets_in(with_run_file(text, config_path, overrides)))
+        return
     processes = join_processes()
 
     def show(result: "RunResult", lines: Mapping[str, Any]) -> None:

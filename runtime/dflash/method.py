@@ -16,6 +16,7 @@ from runtime.dflash.capabilities import EXPORT, Request, check_request
 from runtime.dflash.embedding import fed_scale, serving_note
 from runtime.dflash.folder import is_of, same_target
 from runtime.dflash.initialise import calibration_tokens, initial_drafter
+from runtime.dflash.parts import drafter_parts
 from runtime.dflash.preparation import preparation
 from runtime.dflash.samples import SLIDING
 from runtime.dflash.saved_drafter import export_checkpoint
@@ -30,6 +31,7 @@ from runtime.training.evaluation import Evaluation
 from runtime.training.inputs import Inputs
 from runtime.training.method import Method
 from runtime.training.metrics import ratio
+from runtime.training.parts import Parts
 from runtime.training.plots import Plot
 from runtime.training.saved_state import Checkpoint
 
@@ -146,6 +148,10 @@ class DFlash(Method[DFlashConfig]):
         """Refuse entries that an exported drafter would not be served with."""
         specs = run_specs(config) if config.masks else {}
         check_request(Request(config=config, specs=specs), (EXPORT,))
+
+    def parts(self, config: DFlashConfig, placement: Placement, dataset: Dataset | None) -> Parts:
+        """The drafter, and beside it the target or what of it the steps read."""
+        return drafter_parts(config, placement, dataset)
 
     def began_from(self, config: DFlashConfig) -> Mapping[str, Any]:
         """The published drafter that ``drafter.init`` names."""

@@ -22,6 +22,7 @@ from runtime.training.inputs import Inputs
 from runtime.training.limits import Request
 from runtime.training.method import Method
 from runtime.training.metrics import ratio
+from runtime.training.parts import Parts
 from runtime.training.plots import Plot
 from runtime.training.saved_state import Checkpoint
 
@@ -71,6 +72,15 @@ class Packed(Method[PackedConfig]):
     def rows(self, config: PackedConfig, dataset: Dataset, lengths: tuple[int, ...]) -> PackedRows:
         """Pack all samples, the same way on every process and at every resume."""
         return pack(dataset.lengths, lengths, config.packed.max_documents)
+
+    def parts(self, config: PackedConfig, placement: Placement, dataset: Dataset | None) -> Parts:
+        """The model, all of it trained."""
+        specs, ranks = self.specs(config), len(placement.devices)
+        request = Request(config=config, specs=specs, placement=placement, ranks=ranks)
+        outline = outline_target(config.target.model)
+        check_request(replace(request, outline=outline))
+        del dataset
+        return Parts(trained=outline.model, compiled=("a layer of the model", "the loss"))
 
     def load(
         self,

@@ -14,7 +14,7 @@ import maskgen
 from maskgen.entry import MaskEntry
 from maskgen.mask_mod import spans_mask_mod
 from maskgen.tables import TABLE_FIELDS, BlockTables
-from runtime.static.attention import Attention, backend_of, dense_mask
+from runtime.static.attention import Attention, Backend, backend_of, dense_mask
 from runtime.static.buffers import Field
 
 
@@ -26,6 +26,7 @@ class BucketMasks:
         batch: Rows of a step on this device.
         device: Where the tensors live.
         shapes: Of a parametric entry: runtime parameter -> its shape without the batch.
+        backend: How steps attend; that of the device if left out.
     """
 
     def __init__(
@@ -34,10 +35,12 @@ class BucketMasks:
         batch: int,
         device: torch.device,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        backend: Backend | None = None,
     ) -> None:
         self.entry = entry
         self.batch = batch
-        self.backend = backend_of(device)
+        self.backend = backend or backend_of(device)
         bucket = entry.bucket
         H = 1 if entry.kind == "parametric" else entry.spans.starts.shape[1]
         shape = (batch, H, bucket.K, bucket.Q_LEN)
@@ -72,6 +75,13 @@ class BucketMasks:
         if self.entry.kind == "static":
             return {}
         return {name: Field(tuple(t.shape), torch.int32) for name, t in self.params.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device: what is resident, and the mask of the current batch."""
+        current = [getattr(self.tables, name) for name in TABLE_FIELDS]
+        tensors = [self.starts, self.ends, *self.params.values(), *current]
+        return sum(tensor.nbytes for tensor in (*tensors, *self._resident.values()))
 
     def _load(self, device: torch.device) -> Mapping[str, Tensor]:
         spans, tables = self.entry.spans, self.entry.tables

@@ -19,6 +19,15 @@ ALIGNMENT = 8
 """In elements: a parameter begins at a multiple of it, at 16 bytes in bfloat16."""
 
 
+def flat_size(module: nn.Module) -> int:
+    """Numbers in each flat tensor of a module's optimizer: its parameters, aligned."""
+    return sum(map(_aligned, module.parameters()))
+
+
+def _aligned(parameter: Tensor) -> int:
+    return -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cycle:
     """One more warm-up and cosine, once the ones before are over."""
@@ -103,7 +112,7 @@ class FlatAdamW:
         start = matrices = 0
         for name, parameter in named:
             self.places.append(_Place(name, parameter.shape, start))
-            start += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+            start += _aligned(parameter)
             matrices = start if parameter.dim() >= 2 else matrices
         self.master = torch.zeros(start, dtype=torch.float32, device=device)
         self.weights = self.master

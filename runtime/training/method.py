@@ -26,6 +26,7 @@ from runtime.training.heldout import HeldOut
 from runtime.training.inputs import Inputs, Rows, sample_rows
 from runtime.training.limits import COMMON, Request, check_limits
 from runtime.training.metrics import ratio
+from runtime.training.parts import Parts
 from runtime.training.plots import Plot
 from runtime.training.saved_state import Checkpoint
 from runtime.training.target_worker import RemoteTarget
@@ -200,6 +201,21 @@ class Method(Protocol[C]):
         """
         del config
         return sample_rows(dataset, lengths)
+
+    def parts(self, config: C, placement: Placement, dataset: Dataset | None) -> Parts | None:
+        """What ``load`` would put on a device, without reading weights; None where nobody knows.
+
+        Args:
+            config: The run file.
+            placement: Devices of this process.
+            dataset: The prepared data, where they are there.
+
+        Raises:
+            ConfigError: The model cannot do what is asked.
+            TargetNotFoundError: There is none.
+        """
+        del config, placement, dataset
+        return None
 
     def began_from(self, config: C) -> Mapping[str, Any]:
         """Files that a run of random or given weights begins from, as JSON; mostly none.
