@@ -1,11 +1,12 @@
 """Verbs about masks that are built: list, show, report, verify; and plan."""
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from maskgen.border import Command
+from maskgen.border import Command, after_result
 from maskgen.listing import echo_json, text_table
 from maskgen.options import DIFFERENCE_FOUND, Place, json_option, store_options, version_option
 from maskgen.progress import show_progress
@@ -182,8 +183,29 @@ def verify(
     type=click.IntRange(min=1),
     help="Bucket lengths are multiples of it.",
 )
+@click.option(
+    "--write",
+    "run_file",
+    metavar="RUN_FILE",
+    help="Write them into the mask entries of a run file, whose comments stay.",
+)
+@click.option(
+    "--entry",
+    "entries",
+    multiple=True,
+    metavar="NAME",
+    help="With --write: which entry; may be given several times.",
+    show_default="all that have a context, where they have the same",
+)
 @json_option
-def plan(data: str, max_buckets: int, multiple: int, as_json: bool) -> None:
+def plan(
+    data: str,
+    max_buckets: int,
+    multiple: int,
+    run_file: str | None,
+    entries: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Choose the bucket lengths that pad the samples of DATA least.
 
     DATA is a folder of runtime.prepare, or a text file with a length on each line, or a length and
@@ -197,20 +219,37 @@ def plan(data: str, max_buckets: int, multiple: int, as_json: bool) -> None:
     waste = chosen.waste(lengths)
     tokens, padded = sum(b.tokens for b in waste), sum(b.padded_tokens for b in waste)
     share = 1 - tokens / padded
-    if as_json:
-        buckets = [
-            {**asdict(bucket), "padded_tokens": bucket.padded_tokens, "padding": bucket.share}
-            for bucket in waste
-        ]
-        echo_json({"context": list(chosen.contexts), "buckets": buckets, "padding": share})
-        return
+    if entries and run_file is None:
+        raise click.UsageError("--entry says which entries --write changes: name a run file")
+    rewriting = None
+    if run_file is not None:
+        from maskgen.context_writing import with_contexts
+
+        rewriting = with_contexts(run_file, chosen.contexts, entries)
     rows = [
         [str(b.context), str(b.samples), str(b.tokens), str(b.padded_tokens), f"{b.share:.1%}"]
         for b in waste
     ]
     rows.append(["all", str(len(lengths)), str(tokens), str(padded), f"{share:.1%}"])
-    click.echo(text_table(["context", "samples", "tokens", "with padding", "padding"], rows))
-    click.echo(f"context = {list(chosen.contexts)}")
+
+    def show() -> None:
+        if as_json:
+            buckets = [
+                {**asdict(bucket), "padded_tokens": bucket.padded_tokens, "padding": bucket.share}
+                for bucket in waste
+            ]
+            echo_json({"context": list(chosen.contexts), "buckets": buckets, "padding": share})
+            return
+        click.echo(text_table(["context", "samples", "tokens", "with padding", "padding"], rows))
+        click.echo(f"context = {list(chosen.contexts)}")
+
+    with after_result(show):
+        if rewriting is not None:
+            rewriting.write()
+            for name, had in rewriting.entries.items():
+                click.echo(f"{rewriting.path}: {name}, context was {had}", err=True)
+            command = shlex.join(["python", "-m", "maskgen", "build", str(rewriting.path)])
+            click.echo(f"next: {command}", err=True)
 
 
 VERBS: tuple[click.Command, ...] = (list_entries, show, report, verify, plan)

@@ -21,7 +21,7 @@ PARAMS = {
     "show": PLACE | VERSION | {"png": None, "text": True, "layout": 0, "head": 0} | JSON,
     "report": PLACE | VERSION | {"heads": 32, "head_dim": 128},
     "verify": PLACE | VERSION | {"deep": False, "run_functions": False} | JSON,
-    "plan": {"max_buckets": 4, "multiple": 128} | JSON,
+    "plan": {"max_buckets": 4, "multiple": 128, "run_file": None, "entries": ()} | JSON,
     "versions": PLACE | JSON,
     "use": PLACE,
     "diff": PLACE | JSON,
