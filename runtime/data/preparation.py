@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from maskgen.progress import say
 from runtime.config import Config
 from runtime.data.answer_store import AnswerStore
@@ -57,6 +59,8 @@ class Preparation:
     """Refuses a target once it is loaded."""
     last_hidden: bool = False
     """Whether the target's last hidden state is to lie beside stored features."""
+    features_dtype: torch.dtype | None = None
+    """What stored features are computed in; None for the target's own."""
 
     def run(self) -> dict[str, Any]:
         """Write the folder, or leave it as it is.
@@ -144,6 +148,8 @@ class Preparation:
         }
         if self.stores and last_hidden:
             document["last_hidden"] = True
+        if self.features_dtype is not None:
+            document["features_dtype"] = str(self.features_dtype)
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     def pack(self, path: Path, made_by: str) -> dict[str, Any]:
@@ -215,6 +221,7 @@ class Preparation:
                 ShippedAnswers(path, target.digest, self._dtype) for path in config.data.shipped
             ],
             last_hidden=self.stores and self.last_hidden,
+            features_dtype=self.features_dtype,
         )
 
     def _make(
@@ -248,6 +255,7 @@ class Preparation:
             "dropped": ordered(counts.dropped),
             "places": dict(sorted(counts.places.items())),
             "noted": ordered(counts.noted),
+            **({"computed_in": str(self.features_dtype)} if self.features_dtype else {}),
             **({"stored_layer_ids": list(maker.stored_layer_ids)} if maker.last_hidden else {}),
         }
 

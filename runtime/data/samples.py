@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from maskgen.progress import Progress, say
 from runtime.config import DataConfig
 from runtime.data.answer import Answer, distinct_share
@@ -59,6 +61,8 @@ class SampleMaker:
     """Files of answers, looked into first."""
     last_hidden: bool = False
     """Whether the target's last hidden state is kept behind the features of ``layer_ids``."""
+    features_dtype: torch.dtype | None = None
+    """What stored features are computed in; None for the target's own."""
 
     def make(self, records: Sequence[Record]) -> list[Candidate]:
         """All samples of the records, in their order.
@@ -267,8 +271,12 @@ class SampleMaker:
 
     def _with_features(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The candidates whose features are finite, with them."""
+        target = self.target
+        if self.features_dtype is not None:
+            say(f"features are computed in {str(self.features_dtype).removeprefix('torch.')}")
+            target = target.in_dtype(self.features_dtype)
         found = features_of(
-            self.target, self.stored_layer_ids, [candidate.input_ids for candidate in candidates]
+            target, self.stored_layer_ids, [candidate.input_ids for candidate in candidates]
         )
         kept = []
         for candidate, features in zip(candidates, found, strict=True):

@@ -16,7 +16,7 @@ from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.targets import fit_drafter
 from runtime.dflash.teacher import check_teacher
 from runtime.errors import ConfigError
-from runtime.ranks.devices import Placement, place
+from runtime.ranks.devices import Placement, multiplies_in_bfloat16, place
 from runtime.target.model import Target
 from runtime.target.outline import spread_layer_ids
 
@@ -60,6 +60,7 @@ def preparation(config: DFlashConfig) -> Preparation:
         fit=partial(fit_drafter, request),
         check=partial(_check, config=config, beginning=beginning),
         last_hidden=config.train.has_teacher,
+        features_dtype=_features_dtype(config.data.features_dtype, placement) if stores else None,
     )
 
 
@@ -81,6 +82,11 @@ def _check(target: Target, *, config: DFlashConfig, beginning: Beginning | None)
     if config.train.has_teacher:
         step = max(1, target.vocab_size // PROBES)
         check_teacher(target, torch.arange(0, target.vocab_size, step, device="cpu")[None])
+
+
+def _features_dtype(asked: str, placement: Placement) -> torch.dtype | None:
+    fast = asked == "bfloat16" and multiplies_in_bfloat16(placement.devices[0])
+    return torch.bfloat16 if fast and placement.compute_dtype != torch.bfloat16 else None
 
 
 def _stores(features: str, placement: Placement) -> bool:

@@ -28,6 +28,9 @@ class DFlashData(DataConfig):
 
     features: str = setting("auto", one_of=("auto", "stored", "online"))
     """``stored`` beside the samples, ``online`` in the step, or ``auto``: stored on the CPU."""
+    features_dtype: str = setting("target", one_of=("target", "bfloat16"))
+    """What stored features, which are bfloat16, are computed in: the ``target``'s dtype, or
+    ``bfloat16`` where the processor multiplies in it. Answers are always in the target's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

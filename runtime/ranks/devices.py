@@ -88,6 +88,15 @@ def enter_thread(device: torch.device, threads: int) -> None:
         torch.cuda.set_device(device)
 
 
+def multiplies_in_bfloat16(device: torch.device) -> bool:
+    """Whether a device has instructions for it; a CPU without them is several times slower so."""
+    if device.type == "cuda":
+        return True
+    # Releases of torch that do not say it answer no.
+    found: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+
+
 def _parse(name: str, field: str) -> torch.device:
     try:
         device = torch.device(name)

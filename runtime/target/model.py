@@ -6,7 +6,7 @@ Shapes: B samples, Q new tokens, S tokens, H hidden size, K feature layers, V vo
 import copy
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,10 @@ from runtime.target.files import TargetFiles, find_target
 from runtime.target.gguf_copy import unpacked
 from runtime.target.outline import NO_FINAL_NORM, TargetOutline, cache_argument
 from runtime.target.reader import read_model, read_outline
+
+
+class _AllRecordedError(Exception):
+    """Every layer that is wanted has run, and what follows in the model is not needed."""
 
 
 class Target(TargetOutline):
@@ -81,6 +85,17 @@ class Target(TargetOutline):
         model = copy.deepcopy(self.model, shared).to(device)
         return Target(model, self.tokenizer, name=self.name, digest=self.digest)
 
+    def in_dtype(self, dtype: torch.dtype) -> "Target":
+        """A twin on this device with the weights in another dtype.
+
+        Buffers are shared as they are: positions of rotary embeddings need float32.
+        """
+        shared: dict[int, Any] = {id(buffer): buffer for buffer in self.model.buffers()}
+        for weight in self.model.parameters():
+            shared[id(weight)] = nn.Parameter(weight.to(dtype), requires_grad=False)
+        model = copy.deepcopy(self.model, shared)
+        return Target(model, self.tokenizer, name=self.name, digest=self.digest)
+
     @property
     def device(self) -> torch.device:
         """Where the embedding lies."""
@@ -109,7 +124,7 @@ class Target(TargetOutline):
         Raises:
             ConfigError: There is no such layer, or no final norm.
         """
-        with self._recording(layer_ids) as outputs:
+        with self._recording(layer_ids, stop=True) as outputs, suppress(_AllRecordedError):
             self.decoder(input_ids=input_ids, **self._fresh(input_ids))
         return torch.cat([outputs[layer] for layer in layer_ids], dim=-1)
 
@@ -177,8 +192,13 @@ class Target(TargetOutline):
         return {**options, "position_ids": position_ids} if self._takes_positions else options
 
     @contextmanager
-    def _recording(self, layer_ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Keep layers' outputs while the model runs, in its own dtype whatever autocast says."""
+    def _recording(
+        self, layer_ids: Sequence[int], *, stop: bool = False
+    ) -> Iterator[dict[int, Tensor]]:
+        """Keep layers' outputs while the model runs, in its own dtype whatever autocast says.
+
+        With ``stop`` the model's call ends by ``_AllRecordedError`` once they are there.
+        """
         outputs: dict[int, Tensor] = {}
 
         def record(layer: int, output: Any) -> None:
@@ -189,6 +209,8 @@ class Target(TargetOutline):
                     "target.model", self.name, f"its layers return {shape}, not [B, S, hidden size]"
                 )
             outputs[layer] = hidden
+            if stop and outputs.keys() == modules.keys():
+                raise _AllRecordedError
 
         modules = {layer: self._layer(layer) for layer in layer_ids}
         handles = [

@@ -6,12 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from runtime.config import parse_config
 from runtime.data.answer_store import AnswerStore
 from runtime.data.dataset import Dataset
 from runtime.data.folder import path_of, read_meta
+from runtime.dflash import preparation as dflash_preparation
 from runtime.dflash.buckets import run_specs
 from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
@@ -422,6 +424,24 @@ def test_heldout_from_another_file(run, monkeypatch):
     monkeypatch.setattr(Target, "load", None)
     result = run("--set", "data.heldout_from=none.jsonl", code=2)
     assert "data.heldout_from = 'none.jsonl': must be one of data.prompts (" in result.stderr
+
+
+def test_features_are_computed_in_bfloat16_where_that_is_fast(run, tmp_path, monkeypatch):
+    faster = ("--set", "data.features_dtype=bfloat16")
+    run()
+    plain = Dataset.open(tmp_path / "data", "train")
+    before = [plain.sample(i) for i in range(len(plain))]
+    monkeypatch.setattr(dflash_preparation, "multiplies_in_bfloat16", lambda device: False)
+    assert "(up to date)" in run(*faster).stdout
+    monkeypatch.setattr(dflash_preparation, "multiplies_in_bfloat16", lambda device: True)
+    assert "features are computed in bfloat16" in run(*faster).stderr
+    assert "(up to date)" in run(*faster).stdout
+    assert read_meta(tmp_path / "data")["computed_in"] == "torch.bfloat16"
+    faster_data = Dataset.open(tmp_path / "data", "train")
+    for i, sample in enumerate(before):
+        found, wanted = faster_data.sample(i), sample.features.double()
+        assert torch.equal(found.input_ids, sample.input_ids)
+        assert 0 < (found.features.double() - wanted).norm() < 0.06 * wanted.norm()
 
 
 def test_online_features_leave_none_behind(run, tmp_path):

@@ -54,6 +54,36 @@ def test_last_layer_is_taken_before_the_final_norm(target):
     torch.testing.assert_close(target.final_norm(last), normed, rtol=0, atol=1e-6)
 
 
+def test_no_layer_runs_that_is_not_needed(target):
+    ran = []
+    modules = [*target.layers, target.final_norm]
+    handles = [
+        module.register_forward_hook(lambda *_, number=number: ran.append(number))
+        for number, module in enumerate(modules)
+    ]
+    target.features(ids(1, 5), (2, 0))
+    assert ran == [0, 1, 2]
+    ran.clear()
+    target.features(ids(1, 5), (LAYERS, 1))
+    assert ran == [*range(LAYERS + 1)]
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_twin_in_another_dtype_keeps_the_buffers(target):
+    """Positions of rotary embeddings in bfloat16 would be off by whole places."""
+    twin = target.in_dtype(torch.bfloat16)
+    assert (twin.dtype, target.dtype) == (torch.bfloat16, torch.float32)
+    assert {weight.dtype for weight in twin.model.parameters()} == {torch.bfloat16}
+    for name, buffer in target.model.named_buffers():
+        assert torch.equal(twin.model.get_buffer(name), buffer), name
+        assert twin.model.get_buffer(name).dtype == buffer.dtype, name
+    tokens = ids(2, 200)
+    found, wanted = (which.features(tokens, (1, 4)).double() for which in (twin, target))
+    assert (found - wanted).norm() < 0.02 * wanted.norm()
+    assert not torch.equal(found, wanted)
+
+
 def hooks(target):
     return [len(layer._forward_hooks) for layer in target.layers]
 
