@@ -19,9 +19,10 @@ from benchmarks.tally import Tally
 from benchmarks.workload import Size, frozen_target
 from runtime.config import TrainConfig
 from runtime.data.draws import raw_words
+from runtime.dflash.draft_batch import DraftBatch
+from runtime.dflash.draft_loss import draft_loss
 from runtime.dflash.drafter import Drafter, backward_stages
 from runtime.dflash.loss import block_targets
-from runtime.dflash.objective import draft_loss
 from runtime.ranks.collectives import Group
 from runtime.ranks.devices import Placement, enter_thread
 from runtime.static.exchange import GradientExchange
@@ -93,12 +94,14 @@ class NaiveStep:
         result = draft_loss(
             self.drafter,
             self.target,
-            ids,
-            self.target.features(ids),
-            anchors,
+            DraftBatch(
+                ids,
+                self.target.features(ids),
+                anchors,
+                lambda q, k, v: attend(q, k, v, block_mask=mask, enable_gqa=True),
+            ),
             targets.labels,
             targets.weights,
-            lambda q, k, v: attend(q, k, v, block_mask=mask, enable_gqa=True),
         )
         self.exchange.backward(result.loss)
         with torch.no_grad():

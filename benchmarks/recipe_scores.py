@@ -14,11 +14,11 @@ from torch import Tensor
 
 from maskgen.families.dflash import dflash
 from runtime.data.dataset import Dataset
+from runtime.dflash.draft_batch import DraftBatch, draft_rows
 from runtime.dflash.drafter import Drafter, DrafterConfig
 from runtime.dflash.heldout import whole_blocks
-from runtime.dflash.objective import draft_rows
 from runtime.dflash.saved_drafter import load_published
-from runtime.static.attention import Attention, dense_attention
+from runtime.static.attention import dense_attention
 from runtime.target.frozen import FrozenTarget
 from runtime.target.model import Target
 
@@ -54,10 +54,7 @@ def scores(target: Target, folder: Path, dataset: Dataset) -> NDArray[np.float64
 class Text(NamedTuple):
     """A sample, and what the target makes of it."""
 
-    ids: Tensor
-    anchors: Tensor
-    features: Tensor
-    attention: Attention
+    batch: DraftBatch
     positions: Tensor
     """``[blocks, slots]``, of the drafted tokens."""
     p: Tensor
@@ -78,18 +75,19 @@ def _text(target: Target, dataset: Dataset, number: int, network: DrafterConfig)
     mask = dflash(Q_LEN, ids.shape[1] + Q_LEN, draft_block_size=size, anchors=anchors).dense()
     positions = anchors[0].long()[:, None] + torch.arange(1, size, device=device)
     teacher = features[0, :, -H:][positions - 1].flatten(0, 1) @ target.head_weight.T
-    attention = dense_attention(mask)
-    return Text(ids, anchors, features[..., :-H], attention, positions, teacher.softmax(dim=-1))
+    batch = DraftBatch(ids, features[..., :-H], anchors, dense_attention(mask))
+    return Text(batch, positions, teacher.softmax(dim=-1))
 
 
 def _score(frozen: FrozenTarget, drafter: Drafter, text: Text) -> Sequence[float]:
-    rows = draft_rows(drafter, frozen, text.ids, text.features, text.anchors, text.attention)
+    ids = text.batch.input_ids[0]
+    rows = draft_rows(drafter, frozen, text.batch)
     logits = rows @ frozen.head_weight.T
     if drafter.markov_head is not None:
         # The true token before, which the draft before is as long as drafts are right.
-        before = text.ids[0][text.positions - 1].flatten()
+        before = ids[text.positions - 1].flatten()
         logits = logits + drafter.markov_head.logits(drafter.markov_head.rows(before))
-    labels = text.ids[0][text.positions]
+    labels = ids[text.positions]
     right = (logits.argmax(dim=-1).view_as(labels) == labels).double()
     overlap = torch.minimum(text.p, logits.softmax(dim=-1)).sum(dim=-1).double().view_as(right)
     blocks = torch.tensor(float(len(labels)), dtype=torch.float64, device=labels.device)

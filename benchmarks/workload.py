@@ -20,8 +20,9 @@ from maskgen.build import build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
 from runtime.dflash.draft_bucket import DraftBucket
+from runtime.dflash.draft_loss import loss_on_device
 from runtime.dflash.drafter import Drafter, DrafterConfig, backward_stages
-from runtime.dflash.objective import DraftObjective, loss_on_device
+from runtime.dflash.objective import DraftObjective
 from runtime.dflash.recipe import Recipe
 from runtime.dflash.settings import DFlashTrain
 from runtime.dflash.sums import sum_names

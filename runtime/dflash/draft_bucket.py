@@ -7,11 +7,11 @@ from torch import Tensor
 
 from maskgen.entry import MaskEntry
 from runtime.dflash.buckets import context_of
+from runtime.dflash.draft_batch import DraftBatch
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import Targets, block_targets
 from runtime.dflash.samples import bucket_masks
 from runtime.dflash.teacher import teacher_rows
-from runtime.static.attention import Attention
 from runtime.static.buffers import Field
 from runtime.target.frozen import FrozenTarget
 
@@ -63,7 +63,7 @@ class DraftBucket:
 
     @property
     def anchors(self) -> Tensor:
-        """int32 ``[B, N]``, of the batch whose masks were written last."""
+        """int32 ``[B, N]``, of the batch that was read last."""
         return self.masks.params["anchors"]
 
     @property
@@ -71,22 +71,30 @@ class DraftBucket:
         """int32 ``[B]``, how many of a row's anchors count."""
         return self.masks.params["n_valid"]
 
-    def update_masks(self, inputs: Mapping[str, Tensor]) -> None:
-        """Write a batch's masks; those of sliding layers read the same fields."""
+    def read(self, inputs: Mapping[str, Tensor]) -> DraftBatch:
+        """Write a batch's masks, and take or compute what a drafter reads of it."""
         self.masks.update(inputs)
         if self.sliding is not None:
             self.sliding.update(inputs)
-
-    def attention(self) -> Attention:
-        """Attention of all layers but the sliding ones."""
-        return self.masks.attention()
-
-    def sliding_attention(self) -> Attention | None:
-        """Attention of the sliding layers, where there are some."""
-        return None if self.sliding is None else self.sliding.attention()
+        if self.target.features is not None:
+            found = self.target.features(inputs["input_ids"])
+        else:
+            found = inputs["features"]
+        width, rows = self.drafter.fc.in_features, None
+        if self.teacher:
+            rows = teacher_rows(found[..., width:], self.anchors, self.drafter.config.reach)
+            rows = rows.to(self.target.head_weight.dtype)
+        return DraftBatch(
+            inputs["input_ids"],
+            found[..., :width],
+            self.anchors,
+            self.masks.attention(),
+            sliding=None if self.sliding is None else self.sliding.attention(),
+            teacher=rows,
+        )
 
     def targets(self, inputs: Mapping[str, Tensor], *, gamma: float) -> Targets:
-        """What the slots should predict, see ``block_targets``."""
+        """What the slots should predict of the batch that was read, see ``block_targets``."""
         return block_targets(
             inputs["input_ids"],
             inputs["loss_mask"],
@@ -95,21 +103,3 @@ class DraftBucket:
             draft_block_size=self.drafter.config.reach,
             gamma=gamma,
         )
-
-    def hidden_states(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """The target's hidden states, computed here, or come with the inputs.
-
-        Returns:
-            The drafter's features ``[B, S, K*H]``, and ``teacher_rows`` in the head's dtype where
-            there is a teacher.
-        """
-        if self.target.features is not None:
-            found = self.target.features(inputs["input_ids"])
-        else:
-            found = inputs["features"]
-        width = self.drafter.fc.in_features
-        features = found[..., :width]
-        if not self.teacher:
-            return features, None
-        rows = teacher_rows(found[..., width:], self.anchors, self.drafter.config.reach)
-        return features, rows.to(self.target.head_weight.dtype)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from maskgen.buckets import BucketPlan
 from runtime.dflash.config import DrafterConfig
+from runtime.dflash.draft_batch import draft_rows
 from runtime.dflash.draft_bucket import DraftBucket
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.loss import CHUNK_ROWS
 from runtime.dflash.markov import tokens_before
-from runtime.dflash.objective import draft_rows
 from runtime.dflash.samples import fill_sample, sliding_entry
 from runtime.dflash.sums import accepted_tokens
 from runtime.errors import NoSamplesError
@@ -126,20 +126,12 @@ class DraftScorer:
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``runtime.static.score.Scorer``."""
         bucket = self.bucket
-        bucket.update_masks(inputs)
+        batch = bucket.read(inputs)
         targets = bucket.targets(inputs, gamma=0)
-        rows = draft_rows(
-            bucket.drafter,
-            bucket.target,
-            inputs["input_ids"],
-            bucket.hidden_states(inputs)[0],
-            bucket.anchors,
-            bucket.attention(),
-            bucket.sliding_attention(),
-        )
+        rows = draft_rows(bucket.drafter, bucket.target, batch)
         # The true tokens before, where decoding takes its own drafts: up to the first wrong draft
         # these are the same, and what comes after it does not count.
-        before = tokens_before(inputs["input_ids"].gather(1, bucket.anchors.long()), targets.labels)
+        before = tokens_before(batch.anchor_tokens, targets.labels)
         # In chunks, as the loss has them: the logits of all rows would be the largest tensor.
         chosen = torch.cat(
             [

@@ -13,11 +13,12 @@ from runtime.dflash.anchors import LayoutChooser, draw_anchors
 from runtime.dflash.buckets import context_of
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.draft_bucket import DraftBucket
+from runtime.dflash.draft_loss import loss_on_device
 from runtime.dflash.drafter import Drafter, backward_stages
 from runtime.dflash.folder import target_record
 from runtime.dflash.heldout import HeldOutDrafts
 from runtime.dflash.loss import HeadLoss
-from runtime.dflash.objective import DraftObjective, loss_on_device
+from runtime.dflash.objective import DraftObjective
 from runtime.dflash.recipe import recipe_of
 from runtime.dflash.samples import fill_sample, sliding_entry
 from runtime.dflash.saved_drafter import FEATURE_SCALE, TARGET, save_published

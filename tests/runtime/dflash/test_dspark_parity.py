@@ -9,10 +9,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from runtime.dflash.draft_batch import DraftBatch
+from runtime.dflash.draft_loss import draft_loss
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.initialise import drafter_config
 from runtime.dflash.loss import HeadLoss
-from runtime.dflash.objective import draft_loss
 from runtime.dflash.saved_drafter import load_published, save_published
 from runtime.dflash.speculate import DraftSession, greedy
 from runtime.errors import ConfigError
@@ -135,14 +136,16 @@ def test_the_training_step_computes_what_decoding_does(case):
                 feature_scale=torch.ones(len(LAYER_IDS)),
                 features=None,
             ),
-            ids,
-            target.features(ids, LAYER_IDS),
-            torch.tensor([[n]], dtype=torch.int32),
+            DraftBatch(
+                ids,
+                target.features(ids, LAYER_IDS),
+                torch.tensor([[n]], dtype=torch.int32),
+                dense_attention(mask),
+                sliding=dense_attention(near) if drafter.config.layers else None,
+                teacher=torch.zeros(len(drafts), target.hidden_size),
+            ),
             drafts[None, None],
             torch.ones(1, 1, len(drafts)),
-            dense_attention(mask),
-            sliding=dense_attention(near) if drafter.config.layers else None,
-            teacher=torch.zeros(len(drafts), target.hidden_size),
             head_loss=head_loss,
         )
         torch.testing.assert_close(seen[0], wanted, rtol=0, atol=1e-5)

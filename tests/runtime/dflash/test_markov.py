@@ -7,11 +7,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from runtime.config import parse_config, shaping_settings
+from runtime.dflash.draft_batch import DraftBatch
+from runtime.dflash.draft_loss import draft_loss
 from runtime.dflash.drafter import Drafter, backward_stages
 from runtime.dflash.initialise import drafter_config, from_target, random_start
 from runtime.dflash.loss import HeadLoss
 from runtime.dflash.markov import ConfidenceHead, tokens_before, with_confidence
-from runtime.dflash.objective import draft_loss
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.speculate import DraftSession
 from runtime.dflash.vocabulary import SeenTokens
@@ -100,8 +101,8 @@ def make_batch():
             mask[row, 0, own, :anchor] = True
             mask[row, 0, own, S + own.start : S + own.stop] = True
     target = tiny_run.frozen_target()
-    parts = (target, ids, features, anchors, labels, weights, dense_attention(mask))
-    return drafter, parts
+    batch = DraftBatch(ids, features, anchors, dense_attention(mask))
+    return drafter, (target, batch, labels, weights)
 
 
 def places(tokens):
@@ -116,7 +117,8 @@ def places(tokens):
 def test_the_loss_and_its_gradients_are_those_of_whole_logits(some):
     """With ``some`` those without the logits of tokens that no label is, and a few more."""
     drafter, parts = make_batch()
-    target, ids, _, _, labels, weights, _ = parts
+    target, batch, labels, weights = parts
+    ids = batch.input_ids
     seen, among, learned = None, parts, range(tiny_run.VOCAB)
     if some:
         learned = sorted({4, 30, 59, *labels.flatten().tolist()})

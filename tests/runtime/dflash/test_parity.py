@@ -8,9 +8,10 @@ import dataclasses
 import pytest
 import torch
 
+from runtime.dflash.draft_batch import DraftBatch
+from runtime.dflash.draft_loss import draft_loss
 from runtime.dflash.initialise import drafter_config, random_start
 from runtime.dflash.loss import HeadLoss
-from runtime.dflash.objective import draft_loss
 from runtime.dflash.saved_drafter import load_published, save_published
 from runtime.dflash.speculate import DraftSession
 from runtime.static.attention import dense_attention
@@ -116,13 +117,15 @@ def step_logits(case, drafter):
             feature_scale=SCALE,
             features=None,
         ),
-        input_ids,
-        target.features(input_ids, LAYER_IDS),
-        torch.tensor([[n]], dtype=torch.int32),
+        DraftBatch(
+            input_ids,
+            target.features(input_ids, LAYER_IDS),
+            torch.tensor([[n]], dtype=torch.int32),
+            dense_attention(mask),
+            sliding=dense_attention(near) if drafter.config.layers else None,
+        ),
         torch.zeros(1, 1, BLOCK - 1, dtype=torch.int64),
         torch.ones(1, 1, BLOCK - 1),
-        dense_attention(mask),
-        sliding=dense_attention(near) if drafter.config.layers else None,
         head_loss=head_loss,
     )
     return rows[0].detach()

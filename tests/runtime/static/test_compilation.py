@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch._dynamo
 
+from runtime.dflash.draft_loss import compiled_loss
 from runtime.dflash.drafter import Drafter, DraftLayer
 from runtime.dflash.loss import head_loss
-from runtime.dflash.objective import compiled_loss
 from runtime.dflash.recipe import Recipe
 from runtime.static.compilation import size_recompile_limits
 from runtime.static.torch_internals import (
