@@ -75,6 +75,7 @@ def test_all_sizes_and_settings_are_the_targets():
         "sliding_window": None,
         "markov_rank": 0,
         "confidence_head": False,
+        "sample_from_anchor": False,
     }
     assert made_up(target) == []
 
