@@ -1,5 +1,6 @@
 """Two runs beside each other: what was set otherwise, and what became of it."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -73,7 +74,8 @@ def compare_runs(
         rule = f"both runs must be of one method, and {first.folder} is of {first.method!r}"
         raise ConfigError("run.method", second.method, f"{rule}; {second.folder} is not")
     runs = (first, second)
-    defaults = kind().as_dict()
+    # As run.json has them, with lists for tuples.
+    defaults = json.loads(json.dumps(kind().as_dict(), default=str))
     settings = _differing(*(_settings(run, defaults) for run in runs))
     settings.pop("run.folder", None)
     made = _differing(*(_made(run) for run in runs))

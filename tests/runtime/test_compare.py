@@ -129,7 +129,8 @@ def test_what_keeps_evaluations_from_comparing_is_said(tmp_path):
 
 
 def test_a_key_that_an_older_run_lacks_had_its_default(tmp_path):
-    older = write_run(tmp_path / "older", drop=["train.loss", "drafter.markov_rank", "run.method"])
+    lacks = ["train.loss", "drafter.markov_rank", "drafter.layers", "run.method"]
+    older = write_run(tmp_path / "older", drop=lacks)
     same, other = write_run(tmp_path / "same"), write_run(tmp_path / "x", train__loss="dpace")
     assert "no setting differs" in compared(older, same).stdout
     found = json.loads(compared(older, other, "--json").stdout)
