@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from maskgen.cli import main as maskgen
+from runtime.compare import main as compare
 from runtime.data.dataset import Dataset
 from runtime.data.plan import NO_ROW
 from runtime.evaluate import main as evaluate
@@ -128,6 +129,17 @@ def test_its_first_loss_is_that_of_a_mask_drawn_by_hand(root, trained):
                 total -= float(logits[at - 1, ids[at]])
                 weight += 1
     np.testing.assert_allclose(losses(root / "run")[0], total / weight, rtol=1e-5)
+
+
+def test_what_is_looked_at_before_and_after_knows_it_too(root, trained):
+    planned = command(train, *options(root, "planned"), "--dry-run").stdout
+    assert re.search(r"^ *64 +\d+ +[\d.]+% +\d+$", planned, re.MULTILINE)
+    assert "- parameters and their memory: the method next_token does not say" in planned
+    shown = command(train, *options(root, "planned"), "--print-config").stdout
+    assert re.search(r"^window/q64-kv64 +sliding_window +static +64 +64$", shown, re.MULTILINE)
+    assert not (root / "planned").exists()
+    both = json.loads(command(compare, root / "run", root / "run", "--json").stdout)
+    assert both["curves"]["loss"] == [losses(root / "run")] * 2
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(root, trained):
