@@ -134,7 +134,7 @@ def test_its_first_loss_is_that_of_a_mask_drawn_by_hand(root, trained):
 def test_what_is_looked_at_before_and_after_knows_it_too(root, trained):
     planned = command(train, *options(root, "planned"), "--dry-run").stdout
     assert re.search(r"^ *64 +\d+ +[\d.]+% +\d+$", planned, re.MULTILINE)
-    assert "- parameters and their memory: the method next_token does not say" in planned
+    assert "- parameters and their memory: the method next_token:METHOD does not say" in planned
     shown = command(train, *options(root, "planned"), "--print-config").stdout
     assert re.search(r"^window/q64-kv64 +sliding_window +static +64 +64$", shown, re.MULTILINE)
     assert not (root / "planned").exists()
