@@ -19,7 +19,13 @@ from typing import Any
 
 from cache.atomic import sync_folder
 from maskgen.progress import say
-from runtime.data.answer import Answer, choose, prompt_key
+from runtime.data.answer import (
+    Answer,
+    UnusableAnswersError,
+    check_kept,
+    choose,
+    prompt_key,
+)
 from runtime.errors import DatasetError
 from runtime.files.sealed import json_digest
 
@@ -33,9 +39,13 @@ class AnswerStore:
         folder: Where the files of all targets lie; made by the first ``add``.
         target_digest: See ``TargetFiles.digest``.
         dtype: The target's, such as ``float32``.
+        vocab_size: The target's.
     """
 
-    def __init__(self, folder: str | Path, target_digest: str, dtype: str) -> None:
+    def __init__(
+        self, folder: str | Path, target_digest: str, dtype: str, *, vocab_size: int
+    ) -> None:
+        self._vocab_size = vocab_size
         self._whose = [target_digest, dtype]
         self.path = Path(folder) / f"{target_digest}-{dtype}.jsonl"
 
@@ -104,7 +114,7 @@ class AnswerStore:
                 for number, line in enumerate(stream, start=1):
                     try:
                         yield from self._parse(line)
-                    except _UnusableError as error:
+                    except UnusableAnswersError as error:
                         unusable.append(f"{number} ({error})")
         except FileNotFoundError:
             return
@@ -125,17 +135,13 @@ class AnswerStore:
         try:
             found = json.loads(line)
             if found["format"] != FORMAT:
-                raise _UnusableError(f"of format {found['format']!r}, not {FORMAT}")
-            kept: list[dict[str, Any]] = found["answers"]
+                raise UnusableAnswersError(f"of format {found['format']!r}, not {FORMAT}")
+            kept = found["answers"]
             if found["sha256"] != self._digest(kept):
-                raise _UnusableError("damaged, or of another target")
+                raise UnusableAnswersError("damaged, or of another target")
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise _UnusableError("damaged") from error
-        return kept
+            raise UnusableAnswersError("damaged") from error
+        return check_kept(kept, self._vocab_size)
 
     def _digest(self, kept: Any) -> str:
         return json_digest([*self._whose, kept])
-
-
-class _UnusableError(Exception):
-    """What is wrong with a line of the file."""

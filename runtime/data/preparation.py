@@ -209,16 +209,18 @@ class Preparation:
             config.target.model, device=placement.devices[0], dtype=placement.compute_dtype
         )
         self.check(target)
+        whose = (target.digest, self._dtype)
         return SampleMaker(
             target=target,
             data=config.data,
             context=self.context,
             layer_ids=self.layer_ids or target.default_layer_ids(self.num_features),
             store=self.stores,
-            answers=AnswerStore(config.data.answers, target.digest, self._dtype),
+            answers=AnswerStore(config.data.answers, *whose, vocab_size=target.vocab_size),
             counts=counts,
             shipped=[
-                ShippedAnswers(path, target.digest, self._dtype) for path in config.data.shipped
+                ShippedAnswers(path, *whose, vocab_size=target.vocab_size)
+                for path in config.data.shipped
             ],
             last_hidden=self.stores and self.last_hidden,
             features_dtype=self.features_dtype,

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from maskgen.progress import say
-from runtime.data.answer import Answer, choose, prompt_key
+from runtime.data.answer import (
+    Answer,
+    UnusableAnswersError,
+    check_kept,
+    choose,
+    prompt_key,
+)
 from runtime.errors import ConfigError, DatasetError
 from runtime.files.sealed import json_digest
 from runtime.files.writing import write_file
@@ -24,10 +30,6 @@ from runtime.files.writing import write_file
 FORMAT = 1
 PRESET = 9 | lzma.PRESET_EXTREME
 SEAL = "document_sha256"
-
-
-class _UnusableError(Exception):
-    """Why a file's answers are not taken."""
 
 
 def pack_answers(
@@ -96,17 +98,21 @@ class ShippedAnswers:
         path: The file.
         target_digest: See ``TargetFiles.digest``.
         dtype: The target's, such as ``float32``.
+        vocab_size: The target's.
     """
 
-    def __init__(self, path: str | Path, target_digest: str, dtype: str) -> None:
+    def __init__(
+        self, path: str | Path, target_digest: str, dtype: str, *, vocab_size: int
+    ) -> None:
         self.path = Path(path)
+        self._vocab_size = vocab_size
         self._whose = {"target": target_digest, "dtype": dtype}
 
     def find(self, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> dict[int, Answer]:
         """The answers to prompts by their number, see ``choose``."""
         try:
             return choose(self._answers(), prompts, limits)
-        except _UnusableError as error:
+        except UnusableAnswersError as error:
             say(f"{self.path} is not used: {error}")
             return {}
 
@@ -117,20 +123,28 @@ class ShippedAnswers:
             header = json.loads(head)
             seal = header.pop(SEAL)
             if seal != json_digest(header):
-                raise _UnusableError(damaged)
+                raise UnusableAnswersError(damaged)
             if header["format"] != FORMAT:
-                raise _UnusableError(f"its format is {header['format']!r:.40}, not {FORMAT}")
+                raise UnusableAnswersError(f"its format is {header['format']!r:.40}, not {FORMAT}")
             if header["sha256"] != hashlib.sha256(body).hexdigest():
-                raise _UnusableError(damaged)
+                raise UnusableAnswersError(damaged)
             for name, ours in self._whose.items():
                 if header[name] != ours:
-                    raise _UnusableError(
+                    raise UnusableAnswersError(
                         f"its answers are of {name} {header[name]:.12}, the run's is {ours:.12}"
                     )
-            return [json.loads(line) for line in body.splitlines()]
+            return check_kept([_parsed(line) for line in body.splitlines()], self._vocab_size)
         except OSError as error:
-            raise _UnusableError(f"it cannot be read ({error.strerror})") from error
+            raise UnusableAnswersError(f"it cannot be read ({error.strerror})") from error
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise _UnusableError(damaged) from error
+            raise UnusableAnswersError(damaged) from error
         except (EOFError, lzma.LZMAError, MemoryError) as error:
-            raise _UnusableError(damaged) from error
+            raise UnusableAnswersError(damaged) from error
+
+
+def _parsed(line: bytes) -> object:
+    """A line's JSON value; what is none is left as text, for ``check_kept`` to name."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return line.decode(errors="replace")

@@ -337,7 +337,7 @@ class Answers:
         return size - 20
 
     def store(self, folder):
-        return AnswerStore(folder / "answers", "5" * 64, "float32")
+        return AnswerStore(folder / "answers", "5" * 64, "float32", vocab_size=99_999)
 
     def make(self, folder):
         for prompt in (0, 1):

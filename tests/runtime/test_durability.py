@@ -88,7 +88,7 @@ def test_a_copy_of_a_target(tmp_path, disk):
 
 
 def test_answers_when_they_are_added(tmp_path, disk):
-    store = AnswerStore(tmp_path, "5" * 64, "float32")
+    store = AnswerStore(tmp_path, "5" * 64, "float32", vocab_size=200)
     for prompt in (1, 2):
         store.add([[prompt]], [Answer(token_ids=[1], ended=True)])
         assert disk.synced_at(store.path)[1] == store.path.stat().st_mtime_ns

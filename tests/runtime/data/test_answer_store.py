@@ -16,7 +16,7 @@ DIGEST = "5" * 64
 
 
 def store(folder, digest=DIGEST, dtype="float32"):
-    return AnswerStore(folder, digest, dtype)
+    return AnswerStore(folder, digest, dtype, vocab_size=200)
 
 
 def answer(count, ended):
@@ -112,6 +112,33 @@ def test_lines_that_cannot_be_used_are_told_of(tmp_path, capsys, line, why):
     assert f"the first is line 1 ({why}" in told
     assert "are answered again" not in told
     assert "what they kept is answered again" in told
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ({"tokens": "7"}, "found tokens = '7', expected a list of token ids"),
+        (
+            {"tokens": [7, 200]},
+            "found tokens[1] = 200, expected a token id of the target, 0 to 199",
+        ),
+        ({"ended": 0}, "found ended = 0, expected true or false"),
+        ({"prompt": ["a"]}, "found prompt = ['a'], expected a SHA-256 in small hex digits"),
+    ],
+)
+def test_a_sealed_line_of_bad_records_is_passed_over(tmp_path, capsys, bad, why):
+    """Whoever wrote it; the lines around it are taken."""
+    kept = store(tmp_path)
+    kept.add([[1]], [answer(3, True)])
+    good = {"prompt": hashlib.sha256(b"[2]").hexdigest(), "tokens": [199], "ended": True}
+    answers = [good, good | bad]
+    whole = json.dumps([DIGEST, "float32", answers], sort_keys=True, separators=(",", ":"))
+    line = {"format": 1, "sha256": hashlib.sha256(whole.encode()).hexdigest(), "answers": answers}
+    with kept.path.open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
+    kept.add([[3]], [answer(2, True)])
+    assert kept.find([[1], [2], [3]], [5] * 3) == {0: answer(3, True), 2: answer(2, True)}
+    assert f"the first is line 2 (record 2: {why});" in capsys.readouterr().err
 
 
 def test_a_folder_that_takes_nothing_is_refused_before_answering(tmp_path):

@@ -56,7 +56,7 @@ def maker(target, *, context=CONTEXT, store=False, last_hidden=False, **options)
         context=context,
         layer_ids=LAYER_IDS,
         store=store,
-        answers=AnswerStore("answers", "d" * 64, "float32"),
+        answers=AnswerStore("answers", "d" * 64, "float32", vocab_size=target.vocab_size),
         counts=Counts(),
         last_hidden=last_hidden,
     )

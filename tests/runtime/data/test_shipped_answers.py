@@ -33,7 +33,7 @@ def packed(tmp_path):
 
 
 def shipped(path, digest=DIGEST, dtype="float32"):
-    return ShippedAnswers(path, digest, dtype)
+    return ShippedAnswers(path, digest, dtype, vocab_size=10)
 
 
 def test_the_file_as_its_page_has_it(packed):
@@ -125,6 +125,69 @@ def test_other_files_are_damage(tmp_path, capsys, content):
     path.write_bytes(content)
     assert shipped(path).find(PROMPTS, [5] * 3) == {}
     assert "it is damaged" in capsys.readouterr().err
+
+
+def sealed(lines):
+    """A file of another packer's: whatever its lines are, its digests are right."""
+    body = b"".join(line + b"\n" for line in lines)
+    header = {**HEADER, "format": 1, "answers": len(lines)}
+    header["sha256"] = hashlib.sha256(body).hexdigest()
+    plain = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    header["document_sha256"] = hashlib.sha256(plain).hexdigest()
+    return lzma.compress(json.dumps(header).encode() + b"\n" + body)
+
+
+def record(**changes):
+    """A line for the prompt [3]; None takes a key out."""
+    good = {"prompt": hashlib.sha256(b"[3]").hexdigest(), "tokens": [0, 9], "ended": True}
+    return {key: value for key, value in (good | changes).items() if value is not None}
+
+
+IDS = "expected a token id of the target, 0 to 9"
+BAD = [
+    (record(tokens="12"), "found tokens = '12', expected a list of token ids"),
+    (record(tokens={"0": 1}), "found tokens = {'0': 1}, expected a list of token ids"),
+    (record(tokens=None), "found no 'tokens', expected one"),
+    (record(tokens=[1, 10]), f"found tokens[1] = 10, {IDS}"),
+    (record(tokens=[-1]), f"found tokens[0] = -1, {IDS}"),
+    (record(tokens=[2, 3, True]), f"found tokens[2] = True, {IDS}"),
+    (record(tokens=[4.0]), f"found tokens[0] = 4.0, {IDS}"),
+    (record(tokens=["4"]), f"found tokens[0] = '4', {IDS}"),
+    (record(tokens=[[4]]), f"found tokens[0] = [4], {IDS}"),
+    (record(ended=None), "found no 'ended', expected one"),
+    (record(ended=1), "found ended = 1, expected true or false"),
+    (record(ended="no"), "found ended = 'no', expected true or false"),
+    (record(prompt=None), "found no 'prompt', expected one"),
+    (record(prompt=[3]), "found prompt = [3], expected a SHA-256 in small hex digits"),
+    (record(prompt="abc"), "found prompt = 'abc', expected a SHA-256 in small hex digits"),
+    ([1, 2], "found [1, 2], expected an object"),
+    ("text", "found 'text', expected an object"),
+]
+
+
+@pytest.mark.parametrize(("bad", "said"), BAD)
+def test_what_another_packer_sealed_wrongly_is_not_used(tmp_path, capsys, bad, said):
+    """Of all its records none, the good ones neither: who wrote one wrongly may have others."""
+    path = tmp_path / "f.xz"
+    path.write_bytes(sealed([json.dumps(one).encode() for one in (record(), bad)]))
+    assert shipped(path).find([[3]], [5]) == {}
+    assert capsys.readouterr().err == f"{path} is not used: record 2: {said}\n"
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"\xff"])
+def test_a_sealed_line_that_is_no_json_is_not_used(tmp_path, capsys, line):
+    path = tmp_path / "f.xz"
+    path.write_bytes(sealed([line]))
+    assert shipped(path).find([[3]], [5]) == {}
+    said = capsys.readouterr().err
+    assert said.startswith(f"{path} is not used: record 1: found ")
+    assert said.endswith(", expected an object\n")
+
+
+def test_another_packers_good_records_are_used(tmp_path):
+    path = tmp_path / "f.xz"
+    path.write_bytes(sealed([json.dumps(record(more=1)).encode()]))
+    assert shipped(path).find([[3]], [5]) == {0: Answer(token_ids=[0, 9], ended=True)}
 
 
 def test_a_later_format_is_named(packed, capsys):
