@@ -29,6 +29,16 @@ def default_answer_ends(context: int) -> list[int]:
     return sorted({context * part // 16 for part in range(9, 17)})
 
 
+def earlier_answer_starts(context: int) -> list[int]:
+    """Where they were taken to start before: 0, an eighth, a quarter and a half of the context."""
+    return [0, context // 8, context // 4, context // 2]
+
+
+def earlier_answer_ends(context: int) -> list[int]:
+    """Where they were taken to end before: five, six, seven and all eighths of the context."""
+    return [context * eighths // 8 for eighths in (5, 6, 7, 8)]
+
+
 def answer_windows(starts: Sequence[int], ends: Sequence[int]) -> list[Window]:
     """All windows that hold a position, by start, then by end.
 

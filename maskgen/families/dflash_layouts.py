@@ -17,6 +17,8 @@ from maskgen.families.answer_windows import (
     answer_windows,
     default_answer_ends,
     default_answer_starts,
+    earlier_answer_ends,
+    earlier_answer_starts,
 )
 from maskgen.families.layouts import Layouts
 from maskgen.families.params import Param, check_length
@@ -122,6 +124,14 @@ def _check(Q_LEN: int, KV_LEN: int, params: dict[str, Any]) -> None:
         raise MaskSpecError("answer_ends", ends, rule)
 
 
+def _earlier(Q_LEN: int, KV_LEN: int) -> dict[str, list[int]]:
+    context = KV_LEN - Q_LEN
+    return {
+        "answer_starts": earlier_answer_starts(context),
+        "answer_ends": earlier_answer_ends(context),
+    }
+
+
 def _count(*, draws: int, answer_starts: list[int], answer_ends: list[int]) -> int:
     return draws * len(answer_windows(answer_starts, answer_ends))
 
@@ -136,4 +146,5 @@ LAYOUTS = Layouts(
     draw_fn=_draw,
     count_fn=_count,
     check_fn=_check,
+    earlier_fn=_earlier,
 )

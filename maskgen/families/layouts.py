@@ -35,6 +35,9 @@ class Layouts:
     """``(**params)`` -> L."""
     check_fn: Callable[[int, int, dict[str, Any]], None] | None = None
     """Rules between these parameters and the lengths; may fill in defaults."""
+    earlier_fn: Callable[[int, int], Mapping[str, Any]] | None = None
+    """``(Q_LEN, KV_LEN)`` -> the defaults of an earlier release, of the parameters whose defaults
+    are others now."""
 
     @property
     def param_names(self) -> tuple[str, ...]:

@@ -14,10 +14,11 @@ import torch
 import cache
 from cache.errors import StoreNotFoundError
 from maskgen.entry import MaskEntry
-from runtime.config import Config, shaping_settings
+from runtime.config import Config
 from runtime.data.plan import StepPlan
 from runtime.errors import BucketMissingError, DatasetError, TrainingError
 from runtime.ranks.devices import Placement, place
+from runtime.shaping import shaping_settings
 from runtime.static.attention import backend_of
 from runtime.static.masks import BucketMasks
 from runtime.static.optimizer import flat_size

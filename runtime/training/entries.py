@@ -1,9 +1,10 @@
 """The mask entries of a run: asked for in its run file, found in the cache."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cache import Store
 from cache.advice import how_to_build
+from maskgen.earlier_defaults import as_earlier, earlier_defaults
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.errors import MaskSpecError
 from maskgen.holdings import entries_by_spec, find_version
@@ -82,7 +83,30 @@ def load_buckets(
         ) from error
 
 
-def _what_is_missing(store: Store, specs: Iterable[MaskSpec], config: str) -> str:
+def lines_of_before(specs: Iterable[MaskSpec]) -> str:
+    """What to write into a run file for masks of an earlier release's defaults.
+
+    Args:
+        specs: As the run file asks for them; those without other defaults before are passed over.
+
+    Returns:
+        An advice, such as ``to go on with ..., write ...``; empty where there is nothing to write.
+    """
+    # A TOML list of integers is spelled as Python spells it.
+    lines = [
+        f"{spec.name}: " + ", ".join(f"{key} = {value}" for key, value in earlier.items())
+        for spec in specs
+        if (earlier := earlier_defaults(spec))
+    ]
+    if not lines:
+        return ""
+    return (
+        "to go on with masks that were built before these defaults changed, write a "
+        f"[[masks.entry]] for each context, with these lines ({'; '.join(lines)})"
+    )
+
+
+def _what_is_missing(store: Store, specs: Sequence[MaskSpec], config: str) -> str:
     """The first mask that the current version lacks, and how it differs from one of its name."""
     current = store.version()
     built = entries_by_spec(current)
@@ -99,6 +123,9 @@ def _what_is_missing(store: Store, specs: Iterable[MaskSpec], config: str) -> st
         differs = _what_differs(spec, MaskSpec.from_json(spec.name, info.spec))
     except MaskSpecError as error:
         return f"{what} cannot be read ({error}); {build}"
+    before = lines_of_before(spec for spec in specs if as_earlier(spec).digest in built)
+    if before:
+        build = f"{before}; for new ones, {build}"
     return f"{what} is another one than {config} asks for: {differs}; {build}"
 
 

@@ -13,12 +13,13 @@ import cache
 from maskgen.buckets import BucketPlan
 from maskgen.entry import MaskEntry
 from maskgen.mask_spec import MaskSpec
-from runtime.config import Config, shaping_settings
+from runtime.config import Config
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.plan import StepPlan
 from runtime.data.prepared import check_prepared
 from runtime.errors import DatasetError, NoSamplesError
+from runtime.shaping import shaping_settings
 from runtime.training.entries import load_buckets
 from runtime.training.heldout import HeldOutInputs
 

@@ -15,13 +15,17 @@ import torch
 from torch import Tensor
 
 from cache.address import without_secrets_in
+from maskgen.errors import MaskSpecError
 from maskgen.progress import say
-from runtime.config import Config, shaping_settings
+from maskgen.spec import read_specs
+from runtime.config import Config
 from runtime.errors import ConfigError, TrainingError
 from runtime.files.sealed import DamagedError, read_sealed, write_sealed
+from runtime.shaping import shaping_settings, with_left_out
 from runtime.training.checkpoint import has_checkpoints, newest_good, own_checkpoints
 from runtime.training.cycles import Cycles
 from runtime.training.differences import describe_differences
+from runtime.training.entries import lines_of_before
 from runtime.training.inputs import Inputs, fingerprint_of
 from runtime.training.saved_state import LATER, Checkpoint
 
@@ -193,8 +197,39 @@ def _what_differs(record: Mapping[str, Any], inputs: Inputs, fingerprint: str) -
             "data": record.get("data", shaping["data"]),
             **({"began_from": record["began_from"]["files"]} if "began_from" in record else {}),
         }
-        versions = (record["mask_version"][:12], inputs.mask_version[:12])
-        masks = " (cache version {} -> {})".format(*versions)
+        masks = _masks_note(record, inputs)
+        was, shaping = (with_left_out(each, inputs.config_type) for each in (was, shaping))
         return describe_differences(was, shaping, "{name} {was} -> {now}", masks) or UNKNOWN
     except (LookupError, TypeError, AttributeError):
         return UNKNOWN
+
+
+def _masks_note(record: Mapping[str, Any], inputs: Inputs) -> str:
+    """What to say of masks that differ: their versions, or their digests where that is one."""
+    was, now = record.get("masks", {}), inputs.shaping["masks"]
+    versions = (record["mask_version"][:12], inputs.mask_version[:12])
+    note = "cache version {} -> {}".format(*versions)
+    if versions[0] == versions[1]:
+        changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        pairs = ((name, *(_digest(of.get(name)) for of in (was, now))) for name in changed)
+        note = ", ".join(f"{name}: {old} -> {new}" for name, old, new in pairs)
+    before = _lines_of_before(record, inputs)
+    return f" ({note})" + (f"; {before}" if before else "")
+
+
+def _digest(sha256: str | None) -> str:
+    return "none" if sha256 is None else sha256[:12]
+
+
+def _lines_of_before(record: Mapping[str, Any], inputs: Inputs) -> str:
+    """What to write where both run files ask alike, and other defaults made other masks."""
+    was = record.get("masks", {})
+    try:
+        asked = {spec.digest for spec in read_specs({"masks": record["config"]["masks"]})}
+    except MaskSpecError:
+        return ""
+    return lines_of_before(
+        entry.spec
+        for length, entry in inputs.entries.items()
+        if entry.spec.digest in asked and was.get(str(length)) != entry.sha256
+    )

@@ -4,9 +4,10 @@ from datetime import date
 import pytest
 
 from maskgen.runfile import SECTIONS
-from runtime.config import Config, overridden, parse_config, read_file, shaping_settings
+from runtime.config import Config, overridden, parse_config, read_file
 from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
+from runtime.shaping import shaping_settings
 
 
 def parse(raw):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from runtime.config import parse_config, shaping_settings
+from runtime.config import parse_config
 from runtime.dflash.draft_batch import DraftBatch
 from runtime.dflash.draft_loss import draft_loss
 from runtime.dflash.drafter import Drafter, backward_stages
@@ -17,6 +17,7 @@ from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.speculate import DraftSession
 from runtime.dflash.vocabulary import SeenTokens
 from runtime.errors import ConfigError
+from runtime.shaping import shaping_settings
 from runtime.static.attention import dense_attention
 from tests.runtime import tiny_run
 from tests.runtime.tiny_llama import prompts, tiny_target

@@ -9,12 +9,13 @@ from torch._dynamo.testing import CompileCounter
 
 import cache
 from maskgen.entry import load_entry
-from runtime.config import parse_config, shaping_settings
+from runtime.config import parse_config
 from runtime.dflash.buckets import sliding_specs
 from runtime.dflash.drafter import Drafter
 from runtime.dflash.samples import bucket_masks, sliding_entry
 from runtime.dflash.settings import DFlashConfig
 from runtime.errors import BucketMissingError, ConfigError
+from runtime.shaping import shaping_settings
 from runtime.static.attention import flex_attention_over
 from runtime.training.checkpoint import find_checkpoints
 from tests.runtime.tiny_run import (

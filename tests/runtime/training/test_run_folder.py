@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.errors import CheckpointError, LaterFormatError, TrainingError
+from runtime.errors import BucketMissingError, CheckpointError, LaterFormatError, TrainingError
 from runtime.training.checkpoint import save_checkpoint
 from runtime.training.run_folder import starting_point, taken, write_run_file
 from tests.runtime.tiny_run import build_masks, inputs_of, make_config, make_data
@@ -182,3 +182,84 @@ def test_the_record_of_a_run_holds_no_token(folder, tmp_path):
     text = (folder / "run.json").read_text()
     assert "hidden" not in text
     assert json.loads(text)["config"]["masks"]["cache"] == "https://***@host/m.zarr?token=***"
+
+
+def test_masks_of_one_version_are_told_by_their_digests(folder):
+    """Two entries of one build, as where ``train.masks`` stays and the entries trade names."""
+    config = make_config(folder.parent)
+    record = json.loads((folder / "run.json").read_text())
+    del record["document_sha256"], record["format"]
+    record["masks"]["16"] = "ab" * 32
+    (folder / "run.json").write_text(json.dumps(record))
+    save_checkpoint(
+        folder / "checkpoints",
+        {"step": torch.tensor(4.0)},
+        step=4,
+        fingerprint="f" * 64,
+        published={},
+        keep=1,
+    )
+    record["fingerprint"] = "f" * 64
+    (folder / "run.json").write_text(json.dumps(record))
+    now = inputs_of(config, "run.toml").shaping["masks"]["16"]
+    assert changed(config).startswith(f"the masks of context 16 (16: {'ab' * 6} -> {now[:12]})")
+    assert "->" not in changed(config).partition(")")[2]
+
+
+def test_keys_at_their_defaults_are_told_by_value(folder):
+    settings = {"train": {"distill_share": 1.0}, "drafter": {"layers": ["full"] * 4}}
+    assert changed(make_config(folder.parent, **settings)) == (
+        'train.distill_share 0.9 -> 1.0, drafter.layers [] -> ["full", "full", "full", "full"]'
+    )
+
+
+def eighths(context):
+    """The windows that were the defaults of November 2026."""
+    return {
+        "answer_starts": [0, context // 8, context // 4, context // 2],
+        "answer_ends": [context * 5 // 8, context * 3 // 4, context * 7 // 8, context],
+    }
+
+
+def written_out(config, contexts):
+    """The run file with one entry of layouts for each context, with these windows."""
+    layouts, *others = config.masks["entry"]
+    ours = [{**layouts, "context": context, **eighths(context)} for context in contexts]
+    return dataclasses.replace(config, masks={**config.masks, "entry": [*ours, *others]})
+
+
+def test_a_run_with_the_windows_of_before_is_told_what_to_write_and_goes_on(tmp_path):
+    """Its run file leaves them out, so that it asks for the windows of today."""
+    contexts = (40, 24)
+    make_data(tmp_path / "data", [14, 38, 22, 12, 33])
+    config = make_config(tmp_path, contexts=contexts)
+    before = written_out(config, contexts)
+    build_masks(before)
+    session = inputs_of(before)
+    write_run_file(tmp_path / "run", config, session)
+    save_checkpoint(
+        tmp_path / "run" / "checkpoints",
+        {"step": torch.tensor(3.0)},
+        step=3,
+        fingerprint=session.fingerprint,
+        published={},
+        keep=2,
+    )
+    with pytest.raises(BucketMissingError) as missing:
+        inputs_of(config)
+    build_masks(config)
+    for said in (str(missing.value), changed(config)):
+        for context in contexts:
+            lines = ", ".join(f"{key} = {value}" for key, value in eighths(context).items())
+            assert f"dflash/ctx{context}: {lines}" in said
+        assert "write a [[masks.entry]] for each context, with these lines" in said
+    found, _ = resumed(before)
+    assert found.step == 3
+
+
+def test_a_run_that_asked_for_other_masks_is_told_nothing_to_write(folder):
+    config = make_config(folder.parent, anchors=3)
+    with pytest.raises(BucketMissingError) as missing:
+        inputs_of(config)
+    build_masks(config)
+    assert "answer_starts = " not in str(missing.value) + changed(config)
