@@ -162,16 +162,33 @@ def record(turns: Sequence[str]) -> dict[str, object]:
     return {"messages": [{"role": roles[i % 2], "content": turns[i]} for i in range(len(turns))]}
 
 
+def at_least_one(text: str) -> int:
+    """A number of prompts."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, found {number}")
+    return number
+
+
 def main() -> None:
     """Write the prompts as JSONL."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--count", type=int, default=24000)
+    parser.add_argument("file", type=Path, help="where to write them; a file there is replaced")
+    parser.add_argument(
+        "--count", type=at_least_one, default=24000, help="how many prompts (default: %(default)s)"
+    )
     options = parser.parse_args()
-    options.file.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(record(turns)) for turns in compose(options.count)]
-    options.file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{len(lines)} prompts in {options.file}")
+    file = options.file
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replaced = file.exists()
+        # Before the prompts are composed, which takes a while, and without emptying it.
+        file.open("a").close()
+        lines = [json.dumps(record(turns)) for turns in compose(options.count)]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        parser.error(f"{file} cannot be written ({error.strerror})")
+    print(f"{len(lines)} prompts in {file}" + (", replaced" if replaced else ""))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,14 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 COUNT = 24000
 
 
-def compose(path, count):
-    command = [sys.executable, str(EXAMPLES / "compose_prompts.py"), "--count", str(count)]
+def command(*arguments):
+    line = [sys.executable, str(EXAMPLES / "compose_prompts.py"), *map(str, arguments)]
     environment = {"PYTHONPATH": str(EXAMPLES.parent)}
-    subprocess.run([*command, str(path)], check=True, env=environment, stdout=subprocess.PIPE)
+    return subprocess.run(line, check=False, env=environment, capture_output=True, text=True)
+
+
+def compose(path, count):
+    command("--count", count, path).check_returncode()
     return path.read_text(encoding="ascii").splitlines()
 
 
@@ -73,3 +77,33 @@ def test_none_is_close_to_one_that_was_written_by_hand(lines):
     long_runs = {run for line in by_hand for run in runs(line, 10)}
     close = [line for line in lines if runs(line, 10) & long_runs]
     assert close == []
+
+
+@pytest.mark.parametrize("count", ["0", "-3", "2.5", "many"])
+def test_another_count_is_refused_in_one_line(tmp_path, count):
+    found = command(f"--count={count}", tmp_path / "prompts.jsonl")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "error: argument --count: " in found.stderr.splitlines()[-1]
+    assert not (tmp_path / "prompts.jsonl").exists()
+
+
+@pytest.mark.parametrize("place", ["", "file/below", "/proc/prompts.jsonl", "/dev/full"])
+def test_a_place_that_takes_nothing_is_named_in_one_line(tmp_path, place):
+    """A folder, below a file, where nothing can be made, and a full disk."""
+    (tmp_path / "file").write_text("kept")
+    found = command("--count", 2, tmp_path / place)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert f"error: {tmp_path / place} cannot be written (" in found.stderr.splitlines()[-1]
+    assert "Traceback" not in found.stderr
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_file_that_is_there_is_said_to_be_replaced(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    assert command("--count", 2, path).stdout == f"2 prompts in {path}\n"
+    assert command("--count", 1, path).stdout == f"1 prompts in {path}, replaced\n"
+    assert len(path.read_text(encoding="ascii").splitlines()) == 1
+
+
+def test_the_help_says_how_many():
+    assert "how many prompts (default: 24000)" in command("--help").stdout
