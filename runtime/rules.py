@@ -23,9 +23,10 @@ class Rules:
     shapes: bool = True
     """Whether two runs that differ in it compute other things. What says where or how often a run
     reports, or when it gives up, does not."""
-    left_out: Any = None
-    """The value at which the key is left out of what shapes a run: the default of a key that is
-    newer than the first runs, which had none, so that these stay the runs that they were."""
+    left_out: tuple[Any, ...] = ()
+    """The values at which the key is left out of what shapes a run, the one that it then stands for
+    first: the default of a key that is newer than the first runs, which had none, so that these
+    stay the runs that they were."""
 
     @property
     def described(self) -> str:
@@ -68,8 +69,13 @@ def setting(
     one_of: tuple[str, ...] = (),
     shapes: bool = True,
     newer: bool = False,
+    stands_for: T | None = None,
 ) -> T:
-    """A key of a section, with its rules; see ``Rules``. ``newer`` leaves its default out."""
+    """A key of a section, with its rules; see ``Rules``.
+
+    ``newer`` leaves its default out, and what the default ``stands_for`` where that is another.
+    """
+    meant = () if stands_for is None else (stands_for,)
     rules = Rules(
         at_least=at_least,
         at_most=at_most,
@@ -77,7 +83,7 @@ def setting(
         below=below,
         one_of=one_of,
         shapes=shapes,
-        left_out=default if newer else None,
+        left_out=(*meant, default) if newer else (),
     )
     return field(default=default, metadata={"rules": rules})
 

@@ -37,7 +37,7 @@ def _shaping_keys(table: Mapping[str, Any], rules: Mapping[str, Rules]) -> dict[
         for key, value in table.items()
         # Settings that were kept as JSON have lists for tuples.
         if known[key].shapes
-        and (tuple(value) if isinstance(value, list) else value) != known[key].left_out
+        and (tuple(value) if isinstance(value, list) else value) not in known[key].left_out
     }
 
 
@@ -48,6 +48,6 @@ def with_left_out(shaping: Mapping[str, Any], kind: type[Config]) -> dict[str, A
     for name in rules:
         if dataclasses.is_dataclass(hints[name]) and name in full:
             keys = rules_of(typing.cast("type", hints[name])).items()
-            left_out = {key: rule.left_out for key, rule in keys if rule.left_out is not None}
+            left_out = {key: rule.left_out[0] for key, rule in keys if rule.left_out}
             full[name] = {**left_out, **full[name]}
     return full

@@ -5,7 +5,7 @@ a run goes on once the folder is gone, and is refused where it was changed.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.folder import CONFIG_FILE, WEIGHTS_FILE, read_network
-from runtime.dflash.settings import STARTS, DFlashConfig
+from runtime.dflash.settings import STARTS, DFlashConfig, DrafterOptions
 from runtime.errors import ConfigError, DatasetError
 from runtime.files.digests import sha256_of_file
 from runtime.target.outline import TargetOutline
@@ -113,16 +113,46 @@ def check_run(
     if beginning.folder.resolve() == (Path(config.run.folder) / PRODUCT).resolve():
         rule = "is where this run exports its own drafter; set another run.folder"
         raise ConfigError(FIELD, str(beginning.folder), rule)
-    for field, found, wanted in _asked(network, config, specs):
-        if found != wanted:
-            rule = f"must be {wanted!r}, as the drafter in {beginning.folder} has it"
-            raise ConfigError(field, found, rule)
+    _compare(beginning, _asked(network, config, specs))
+    _compare(beginning, _asked_layers(network, config.drafter))
     # Heads may be added; without them a run drafts what the folder drafts.
     return replace(
         network,
         markov_rank=network.markov_rank or config.drafter.markov_rank,
         confidence_head=network.confidence_head or config.drafter.confidence,
     )
+
+
+def layers_of(config: DFlashConfig) -> tuple[tuple[str, ...], int | None]:
+    """Kind of each layer and the window of a run's network: empty and None where no layer slides.
+
+    Raises:
+        ConfigError: There is no such folder as ``drafter.init`` says, or the run file asks for
+            other layers than its.
+        CheckpointError: As ``find_beginning``.
+    """
+    options, beginning = config.drafter, find_beginning(config)
+    if beginning is None:
+        return (options.layers, options.sliding_window) if options.slides else ((), None)
+    _compare(beginning, _asked_layers(beginning.network, options))
+    return beginning.network.layers, beginning.network.sliding_window
+
+
+def _compare(beginning: Beginning, asked: Iterable[tuple[str, Any, Any]]) -> None:
+    for field, found, wanted in asked:
+        if found != wanted:
+            rule = f"must be {wanted!r}, as the drafter in {beginning.folder} has it"
+            raise ConfigError(field, found, rule)
+
+
+def _asked_layers(
+    network: DrafterConfig, options: DrafterOptions
+) -> Iterator[tuple[str, Any, Any]]:
+    if options.layers:
+        kinds = ["sliding" if slides else "full" for slides in network.slides]
+        yield "drafter.layers", [*options.layers], kinds
+    if options.sliding_window and network.layers:
+        yield "drafter.sliding_window", options.sliding_window, network.sliding_window
 
 
 def _asked(
@@ -137,9 +167,6 @@ def _asked(
         size = int(spec.params["draft_block_size"])
         yield "masks.entry.draft_block_size", size, network.draft_block_size
     options = config.drafter
-    yield "drafter.layers", [*options.layers] if options.slides else [], [*network.layers]
-    if options.slides:
-        yield "drafter.sliding_window", options.sliding_window, network.sliding_window
     if options.markov_rank and network.markov_rank:
         yield "drafter.markov_rank", options.markov_rank, network.markov_rank
     if config.drafter.embedding == "rows" and network.embedding_scale != 1.0:

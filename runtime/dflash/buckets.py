@@ -4,7 +4,8 @@ from typing import Any
 
 from maskgen.families.dflash_rules import layer_rule
 from maskgen.mask_spec import MaskSpec
-from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.beginning import layers_of
+from runtime.dflash.settings import STARTS, DFlashConfig
 from runtime.errors import ConfigError
 from runtime.training.entries import named_specs
 
@@ -70,7 +71,8 @@ def sliding_specs(config: DFlashConfig, *, heldout: bool = False) -> dict[int, M
             smaller than a draft block.
         MaskSpecError: ``[masks]`` is wrong.
     """
-    if not config.drafter.slides:
+    layers, window = layers_of(config)
+    if window is None:
         return {}
     full = heldout_specs(config) if heldout else run_specs(config)
     anchors = "data" if heldout else config.train.anchors
@@ -79,7 +81,6 @@ def sliding_specs(config: DFlashConfig, *, heldout: bool = False) -> dict[int, M
         found = named_specs(config, name, context_of)
     except ConfigError:
         found = {}
-    window = config.drafter.sliding_window
     for context, spec in full.items():
         size = int(spec.params["draft_block_size"])
         if window < size:
@@ -88,12 +89,14 @@ def sliding_specs(config: DFlashConfig, *, heldout: bool = False) -> dict[int, M
         wrong = _not_its_twin(spec, found.get(context), window)
         if wrong is not None:
             own = spec.name.rpartition("/")[0]
+            init = config.drafter.init
+            said_by = "drafter.sliding_window" if init in STARTS else f"of the drafter in {init}"
             drawn_as = f", drawn_as = {own!r}" if spec.kind == "layouts" else ""
             raise ConfigError(
                 "drafter.layers",
-                list(config.drafter.layers),
+                list(layers),
                 f"needs entries {name!r} in [masks] that are {own!r} but for layer = 'sliding', "
-                f"window = {window} (drafter.sliding_window){drawn_as}; {wrong}",
+                f"window = {window} ({said_by}){drawn_as}; {wrong}",
             )
     return {context: found[context] for context in full}
 

@@ -10,7 +10,7 @@ from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.preparation import Preparation
-from runtime.dflash.beginning import PRODUCT, check_data, check_run, find_beginning
+from runtime.dflash.beginning import PRODUCT, check_data, check_run, find_beginning, layers_of
 from runtime.dflash.buckets import heldout_specs, run_specs, sliding_specs
 from runtime.dflash.capabilities import EXPORT, Request, check_request
 from runtime.dflash.embedding import fed_scale, serving_note
@@ -248,9 +248,9 @@ class DFlash(Method[DFlashConfig]):
             lines["distillation"] = f"{train.distill}, share {train.distill_share:g}"
         if train.softmax == "seen":
             lines["softmax"] = "over the tokens of the training data"
-        if config.drafter.slides:
-            kinds = " ".join(config.drafter.layers)
-            lines["layers"] = f"{kinds}, window {config.drafter.sliding_window}"
+        layers, window = layers_of(config)
+        if window is not None:
+            lines["layers"] = f"{' '.join(layers)}, window {window}"
         return lines
 
     def export_checkpoint(self, checkpoint: Checkpoint, folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from maskgen.checks import MAX_LENGTH
 from runtime.config import Config, DataConfig, EvaluateConfig, TargetConfig, TrainConfig
 from runtime.dflash.config import LAYER_KINDS
 from runtime.errors import ConfigError
@@ -11,6 +12,7 @@ STARTS = ("target", "random")
 """What ``drafter.init`` may name beside a folder."""
 NUM_LAYERS = 4
 NUM_FEATURES = 5
+SLIDING_WINDOW = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,10 +48,14 @@ class DrafterOptions:
     """What the drafter is fed: ``module``, the output of the target's embedding module, or
     ``rows``, the rows of its weight. They differ for targets that scale them, as Gemma does."""
     layers: tuple[str, ...] = setting((), newer=True)
-    """``full`` or ``sliding`` for each of ``num_layers``; empty: all full. Sliding layers have mask
-    entries of their own, ``<masks>-sliding`` beside ``<masks>``."""
-    sliding_window: int = setting(2048, at_least=2, at_most=2**31 - 1, newer=True)
-    """Keys that a row of a sliding layer sees, itself counted; at least draft_block_size."""
+    """``full`` or ``sliding`` for each of ``num_layers``; left out, all full, or those of the
+    drafter of ``init``. Sliding layers have mask entries of their own, ``<masks>-sliding`` beside
+    ``<masks>``."""
+    sliding_window: int = setting(
+        0, at_least=1, at_most=MAX_LENGTH, newer=True, stands_for=SLIDING_WINDOW
+    )
+    """Keys that a row of a sliding layer sees, itself counted; at least draft_block_size. Left out,
+    2048, or the window of the drafter of ``init``."""
     markov_rank: int = setting(0, at_least=0, at_most=2**14, newer=True)
     """Rank of a Markov head, which makes a drafter DSpark's: each draft adds to the logits of the
     next slot. 256 is usual; 0 for none, DFlash."""
@@ -60,6 +66,7 @@ class DrafterOptions:
     def __post_init__(self) -> None:
         if self.init in STARTS:
             object.__setattr__(self, "num_layers", self.num_layers or NUM_LAYERS)
+            object.__setattr__(self, "sliding_window", self.sliding_window or SLIDING_WINDOW)
         known = set(self.layers) <= set(LAYER_KINDS)
         number = self.num_layers or len(self.layers)
         if self.layers and not (known and len(self.layers) == number):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from maskgen.entry import MaskEntry
 from maskgen.families.answer_windows import answer_windows
 from runtime.dflash.anchors import LayoutChooser, draw_anchors
+from runtime.dflash.beginning import layers_of
 from runtime.dflash.buckets import context_of
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.draft_bucket import DraftBucket
@@ -22,7 +23,7 @@ from runtime.dflash.objective import DraftObjective
 from runtime.dflash.recipe import recipe_of
 from runtime.dflash.samples import fill_sample, sliding_entry
 from runtime.dflash.saved_drafter import FEATURE_SCALE, TARGET, save_published
-from runtime.dflash.settings import DFlashConfig, DrafterOptions
+from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.sums import sum_names
 from runtime.dflash.vocabulary import seen_tokens
 from runtime.errors import ConfigError
@@ -59,7 +60,7 @@ class DrafterTrainee(Trainee):
         remote_targets: Sequence[RemoteTarget] = (),
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        _check_layers(config.drafter, network)
+        _check_layers(config, network)
         self.config = config
         self.dataset = inputs.dataset
         self.network = network
@@ -154,10 +155,10 @@ class DrafterTrainee(Trainee):
         )
 
 
-def _check_layers(options: DrafterOptions, network: DrafterConfig) -> None:
+def _check_layers(config: DFlashConfig, network: DrafterConfig) -> None:
     """Refuse a network whose layers are not those that the masks are for."""
-    asked = (options.layers, options.sliding_window) if options.slides else ((), None)
-    if asked != (network.layers, network.sliding_window):
+    layers, window = layers_of(config)
+    if (layers, window) != (network.layers, network.sliding_window):
         kinds = ["sliding" if slides else "full" for slides in network.slides]
         rule = f"must be the drafter's own, {kinds} with sliding_window = {network.sliding_window}"
-        raise ConfigError("drafter.layers", list(options.layers), rule)
+        raise ConfigError("drafter.layers", list(layers), rule)

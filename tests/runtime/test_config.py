@@ -167,7 +167,7 @@ RANGES = {
     "train.steps": (1, 10**9),
     "train.global_batch": (1, 10**6),
     "train.accumulate": (1, 10**6),
-    "drafter.sliding_window": (2, 2**31 - 1),
+    "drafter.sliding_window": (1, 2**30),
     "drafter.markov_rank": (0, 2**14),
 }
 NUMBERS = {

@@ -108,7 +108,7 @@ def test_it_is_evaluated_exported_and_drafts_the_targets_own_text(root, trained)
 
 def test_a_run_that_says_nothing_of_layers_is_another_run(root, trained):
     done = command(train, "--config", root / "run.toml", code=1)
-    assert 'drafter.layers ["sliding", "full"] -> null' in done.stderr
+    assert 'drafter.layers ["sliding", "full"] -> []' in done.stderr
 
 
 @pytest.mark.parametrize("door", [prepare, train])

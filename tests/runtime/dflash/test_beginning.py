@@ -14,12 +14,16 @@ from maskgen.cli import main as maskgen
 from runtime.config import parse_config
 from runtime.data.dataset import Dataset
 from runtime.dflash.beginning import check_run, find_beginning
+from runtime.dflash.buckets import run_specs, sliding_specs
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.initialise import from_published, random_start
+from runtime.dflash.method import METHOD
 from runtime.dflash.saved_drafter import load_published, save_published
 from runtime.dflash.settings import DFlashConfig
+from runtime.errors import ConfigError
 from runtime.evaluate import main as evaluate
 from runtime.prepare import main as prepare
+from runtime.shaping import shaping_settings
 from runtime.target.model import Target
 from runtime.train import main as train
 from runtime.training.checkpoint import find_checkpoints
@@ -228,8 +232,19 @@ def test_a_run_whose_beginning_was_changed_is_refused(copied):
         ),
         (
             {"layers": ("full", "sliding", "full"), "sliding_window": 8},
-            [],
-            "drafter.layers = []: must be ['full', 'sliding', 'full'], as the drafter in",
+            ['drafter.layers=["sliding","full","full"]'],
+            "drafter.layers = ['sliding', 'full', 'full']: must be ['full', 'sliding', 'full'], "
+            "as the drafter in",
+        ),
+        (
+            {"layers": ("full", "sliding", "full"), "sliding_window": 8},
+            ["drafter.sliding_window=9"],
+            "drafter.sliding_window = 9: must be 8, as the drafter in",
+        ),
+        (
+            {},
+            ['drafter.layers=["sliding","full","full"]'],
+            "must be ['full', 'full', 'full'], as the drafter in",
         ),
         (
             {"markov_rank": 4},
@@ -398,3 +413,50 @@ def test_another_target_of_equal_sizes_is_named(root, trained, tmp_path):
     assert warning in call(prepare, root, *options).stderr
     assert warning in call(train, root, *options).stderr
     assert json.loads((tmp_path / "run/drafter/target.json").read_text())["began_from"]
+
+
+def sliding_config(folder, **drafter):
+    """Of a run that begins from a folder, with masks for layers of window 6."""
+    entry = {"family": "dflash", "context": [32], "anchors": 8, "draft_block_size": 4}
+    slides = {"layer": "sliding", "window": 6, "drawn_as": "dflash"}
+    entries = [
+        {"name": "dflash", "kind": "layouts", **entry},
+        {"name": "dflash-sliding", "kind": "layouts", **entry, **slides},
+    ]
+    masks = {"BLOCK_SIZE": 16, "entry": entries}
+    raw = {"drafter": {"init": str(folder), **drafter}, "masks": masks}
+    return parse_config(raw, DFlashConfig)
+
+
+SLIDES = {"layers": ("sliding", "sliding", "full"), "sliding_window": 6}
+
+
+@pytest.mark.parametrize("said", [(), ("layers",), ("sliding_window",), tuple(SLIDES)])
+def test_what_a_run_leaves_out_of_its_sliding_layers_follows_the_folder(tmp_path, said):
+    wanted = published_config(byte_target(), **SLIDES)
+    folder = publish(tmp_path / "published", wanted)
+    config = sliding_config(folder, **{key: SLIDES[key] for key in said})
+    assert [spec.params["window"] for spec in sliding_specs(config).values()] == [6]
+    assert check_run(find_beginning(config), config, run_specs(config)) == wanted
+    assert METHOD.closing_lines(config)["layers"] == "sliding sliding full, window 6"
+
+
+def test_masks_that_a_folders_window_needs_are_named_with_it(tmp_path):
+    slides = {"layers": ("full", "full", "sliding"), "sliding_window": 5}
+    folder = publish(tmp_path / "published", published_config(byte_target(), **slides))
+    with pytest.raises(ConfigError) as caught:
+        sliding_specs(sliding_config(folder))
+    assert str(caught.value).startswith("drafter.layers = ['full', 'full', 'sliding']: needs ")
+    assert f"window = 5 (of the drafter in {folder}), drawn_as = 'dflash'; " in str(caught.value)
+    assert str(caught.value).endswith("window must be 5, and is 6")
+
+
+def test_a_window_of_full_layers_and_the_usual_one_shape_a_run_no_more_than_none(tmp_path):
+    """As in the records of runs that began from a folder before it fixed the window."""
+    folder = publish(tmp_path / "published", published_config(byte_target()))
+    left_out, usual = (sliding_config(folder, **more) for more in ({}, {"sliding_window": 2048}))
+    assert left_out.drafter.sliding_window != usual.drafter.sliding_window
+    for config in (left_out, usual):
+        shaping = shaping_settings(config.as_dict(), DFlashConfig)["drafter"]
+        assert "sliding_window" not in shaping
+        assert sliding_specs(config) == {}

@@ -185,7 +185,8 @@ def test_masks_of_other_layouts_are_refused(tmp_path):
         ({"layers": ["sliding"]}, r"layers = \['sliding'\]: must be full or sliding for each of"),
         ({"layers": ["sliding", "flat"], "num_layers": 2}, "must be full or sliding for each of"),
         ({"layers": 3}, "drafter.layers = 3: must be a list of strings"),
-        ({"sliding_window": 1}, "sliding_window = 1: must be at least 2"),
+        ({"sliding_window": 0}, "sliding_window = 0: must be at least 1"),
+        ({"sliding_window": 2**30 + 1}, "sliding_window = 1073741825: must be at most 1073741824"),
     ],
 )
 def test_layers_that_cannot_be(drafter, message):
