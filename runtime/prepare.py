@@ -23,7 +23,8 @@ from runtime.options import (
 @click.option(
     "--pack-answers",
     metavar="FILE",
-    help="Write the answers into a file for data.shipped, and no data folder.",
+    help="Write the answers into a file for data.shipped, and no data folder; one of earlier "
+    "answers is replaced, and no other.",
 )
 @print_config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the closing table as JSON.")
@@ -41,8 +42,12 @@ def main(
     Does nothing when the folder has just what these prompts, target and settings make, whole.
     """
     from runtime.data.written import DROPPED
+    from runtime.errors import ConfigError
     from runtime.methods import printed_config, read_run
 
+    if pack_answers == "":
+        # As a path it would be the current folder.
+        raise ConfigError("--pack-answers", pack_answers, "must name a file")
     options = {"target.model": target, "run.devices": devices}
     overrides = overriding(config_path, settings, options)
     if print_config:

@@ -21,7 +21,12 @@ from runtime.data.candidate import to_samples
 from runtime.data.dataset import Sample, read_samples
 from runtime.data.folder import check_writable, state_of
 from runtime.data.prepared import sample_settings
-from runtime.data.shipped_answers import ShippedAnswers, check_shipped, pack_answers
+from runtime.data.shipped_answers import (
+    ShippedAnswers,
+    check_packable,
+    check_shipped,
+    pack_answers,
+)
 from runtime.data.written import kept, table, write
 from runtime.errors import ConfigError, NoSamplesError
 from runtime.prompts.counts import Counts, ordered
@@ -165,12 +170,13 @@ class Preparation:
             The lines of the closing table.
 
         Raises:
-            ConfigError: A setting or a prompt file is wrong.
+            ConfigError: A setting or a prompt file is wrong, or the file is there and is another's.
             TargetNotFoundError: The target cannot be loaded.
             NoSamplesError: There is nothing to answer.
             SampleTooLongError: A prompt is too long and ``data.too_long`` is ``refuse``.
             DatasetError: The file or the answers cannot be written.
         """
+        check_packable(path)
         check_shipped(self.config.data.shipped)
         counts = Counts()
         records = read_records(open_prompts(self.config.data.prompts), counts)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cache.atomic import staging_folder
 from maskgen.progress import say
 from runtime.data.answer import (
     Answer,
@@ -30,6 +31,8 @@ from runtime.files.writing import write_file
 FORMAT = 1
 PRESET = 9 | lzma.PRESET_EXTREME
 SEAL = "document_sha256"
+HEAD = 1 << 16
+"""Bytes of a file, packed or not, that its header is within."""
 
 
 def pack_answers(
@@ -42,15 +45,17 @@ def pack_answers(
     """Write the answers to prompts into a file, and return its size in bytes.
 
     Args:
-        path: The file; what stood there is replaced.
+        path: The file; answers that stood there are replaced.
         header: ``target``, ``dtype``, ``max_new_tokens`` and ``made_by``.
         prompts: Token ids of each.
         answers: The answer to each.
         decode: Token ids to text.
 
     Raises:
+        ConfigError: As ``check_packable``.
         DatasetError: The file cannot be written.
     """
+    check_packable(path)
     lines = [
         {
             "prompt": prompt_key(prompt),
@@ -74,8 +79,44 @@ def pack_answers(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, packed)
     except OSError as error:
-        raise DatasetError(f"{path} must take the answers ({error.strerror})") from error
+        raise _untaken(path, error) from error
     return len(packed)
+
+
+def check_packable(path: Path) -> None:
+    """Refuse now what ``pack_answers`` would refuse once all is answered; nothing is left there.
+
+    Raises:
+        ConfigError: Something else than a file of answers stands there.
+        DatasetError: The file cannot be written.
+    """
+    try:
+        if path.exists() and not _is_packed(path):
+            what = "a folder" if path.is_dir() else "a file that holds no packed answers"
+            rule = f"must be a new file or one of packed answers, which is replaced; found {what}"
+            raise ConfigError("--pack-answers", str(path), rule)
+        there = next(folder for folder in path.absolute().parents if folder.exists())
+        with staging_folder(there / path.name):
+            pass
+    except OSError as error:
+        raise _untaken(path, error) from error
+
+
+def _untaken(path: Path, error: OSError) -> DatasetError:
+    return DatasetError(f"{path} must take the answers ({error.strerror}); choose another file")
+
+
+def _is_packed(path: Path) -> bool:
+    """Whether a file begins with a header of packed answers, be it damaged behind that."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        begin = stream.read(HEAD)
+    try:
+        head = lzma.LZMADecompressor().decompress(begin, max_length=HEAD).partition(b"\n")[0]
+        return bool({"format", SEAL} <= json.loads(head).keys())
+    except (lzma.LZMAError, ValueError, AttributeError, RecursionError):
+        return False
 
 
 def check_shipped(paths: Sequence[str]) -> None:

@@ -145,6 +145,25 @@ def test_shipped_answers_that_are_not_there_are_refused_at_once(run):
     assert "loading" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("place", "said", "code"),
+    [
+        ("prompts.jsonl", "found a file that holds no packed answers", 2),
+        ("run.toml", "found a file that holds no packed answers", 2),
+        ("", "found a folder", 2),
+        ("run.toml/below", "must take the answers (", 1),
+        (None, "--pack-answers = '': must name a file", 2),
+    ],
+)
+def test_a_place_for_packed_answers_is_tried_first(run, tmp_path, monkeypatch, place, said, code):
+    monkeypatch.setattr(Target, "load", None)
+    before = folder_bytes(tmp_path)
+    result = run("--pack-answers", "" if place is None else str(tmp_path / place), code=code)
+    assert said in result.stderr
+    assert "loading" not in result.stderr
+    assert folder_bytes(tmp_path) == before
+
+
 def test_same_input_is_not_prepared_again(run, tmp_path):
     first = rows(run("--json"))
     stamp = (tmp_path / "data" / "meta.json").stat().st_mtime_ns

@@ -3,12 +3,18 @@
 import hashlib
 import json
 import lzma
+import os
 import random
 
 import pytest
 
 from runtime.data.answer import Answer
-from runtime.data.shipped_answers import ShippedAnswers, check_shipped, pack_answers
+from runtime.data.shipped_answers import (
+    ShippedAnswers,
+    check_packable,
+    check_shipped,
+    pack_answers,
+)
 from runtime.errors import ConfigError, DatasetError
 
 DIGEST = "5" * 64
@@ -205,7 +211,61 @@ def test_a_file_that_is_not_there_is_refused(packed, tmp_path):
         check_shipped([str(packed), str(tmp_path / "missing.xz")])
 
 
-def test_a_place_that_takes_nothing_is_named(tmp_path):
+PLACES = [
+    check_packable,
+    (lambda path: pack_answers(path, HEADER, PROMPTS, ANSWERS, decode)),
+]
+
+
+@pytest.mark.parametrize("packing", PLACES)
+@pytest.mark.parametrize("place", ["file/a", "file/deep/down/a.xz", "/proc/a.xz", "x" * 300])
+def test_a_place_that_takes_nothing_is_named(tmp_path, place, packing):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DatasetError, match="file/a must take the answers"):
-        pack_answers(tmp_path / "file" / "a", HEADER, PROMPTS, ANSWERS, decode)
+    with pytest.raises(DatasetError, match=r"must take the answers .*choose another file"):
+        packing(tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+OTHER_FILES = [
+    b"",
+    b"a text\n",
+    b'{"prompt": "a question"}\n',
+    lzma.compress(b'{"prompt": "a question"}\n'),
+    lzma.compress(b"[1]\n"),
+    b"\xfd7zXZ\x00 and then no more",
+]
+
+
+@pytest.mark.parametrize("packing", PLACES)
+@pytest.mark.parametrize("content", OTHER_FILES)
+def test_a_file_that_holds_something_else_stays(tmp_path, content, packing):
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"must be a new file or .*found a file that holds no"):
+        packing(path)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("packing", PLACES)
+@pytest.mark.parametrize(("place", "found"), [(".", "a folder"), ("pipe", "a file that")])
+def test_what_is_no_file_stays(tmp_path, place, found, packing):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=f"found {found}"):
+        packing(tmp_path / place)
+    assert (tmp_path / "pipe").is_fifo()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_answers_that_are_damaged_behind_their_header_may_be_packed_anew(packed):
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[: len(whole) * 2 // 3] + b"harm")
+    pack_answers(packed, HEADER, PROMPTS, ANSWERS, decode)
+    assert packed.read_bytes() == whole
+
+
+def test_trying_a_place_makes_nothing(tmp_path, packed):
+    before = sorted(tmp_path.rglob("*"))
+    check_packable(packed)
+    check_packable(tmp_path / "some" / "deep" / "file.xz")
+    assert sorted(tmp_path.rglob("*")) == before
