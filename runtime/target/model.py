@@ -124,7 +124,9 @@ class Target(TargetOutline):
         Raises:
             ConfigError: There is no such layer, or no final norm.
         """
-        with self._recording(layer_ids, stop=True) as outputs, suppress(_AllRecordedError):
+        # Where the layers behind cost seconds; a captured call is left to end as the model ends it.
+        on_cpu = self.device.type == "cpu"
+        with self._recording(layer_ids, stop=on_cpu) as outputs, suppress(_AllRecordedError):
             self.decoder(input_ids=input_ids, **self._fresh(input_ids))
         return torch.cat([outputs[layer] for layer in layer_ids], dim=-1)
 
