@@ -21,8 +21,9 @@ from runtime.data.prepared import check_prepared
 from runtime.dflash.beginning import Beginning, find_beginning
 from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import DECODING, Request, check_request
+from runtime.dflash.confidence import check_confidence
 from runtime.dflash.drafter import Drafter, DrafterConfig
-from runtime.dflash.folder import CONFIG_FILE, same_target
+from runtime.dflash.folder import CONFIG_FILE, read_network, same_target
 from runtime.dflash.initialise import initial_drafter, random_start
 from runtime.dflash.saved_drafter import load_published, servable
 from runtime.dflash.scores import DrafterScore, EvaluationResult, Mismatch
@@ -55,6 +56,7 @@ def evaluate(config: DFlashConfig, drafter_folder: str | Path | None = None) -> 
     check_prepared(config.data, heldout)
     if not drafter_folder and not (folder / CONFIG_FILE).exists():
         raise CheckpointError(f"there is no drafter in {run_folder}; {TRAIN}")
+    check_confidence(read_network(folder), config.evaluate.confidence, "evaluate.confidence")
     drafter = load_published(folder, device=device, dtype=dtype)
     say(f"loading target {config.target.model}")
     target = Target.load(config.target.model, device=device, dtype=dtype)

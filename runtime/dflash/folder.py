@@ -30,8 +30,12 @@ FORMAT = 2
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 TARGET_FILE = "target.json"
-AGAIN = "export it again (python -m runtime.export --config FILE)"
-WRITTEN = "name a folder that runtime.train or runtime.export wrote"
+AGAIN = (
+    "copy or fetch the folder again, or export it again from the run that it came from (python -m "
+    "runtime.export --config ITS_RUN_FILE)"
+)
+"""Another run's file than that of the command that failed, as far as is known."""
+PUBLISHED = "name a folder of a published drafter, such as runtime.train and runtime.export write"
 OF_THE_RUN = ("format", "files", "run", "began_from")
 """Of a record, what says nothing of the target."""
 CHANGING: Mapping[str, str] = {
@@ -61,7 +65,7 @@ def read_network(folder: Path) -> DrafterConfig:
     path = folder / CONFIG_FILE
     published = _read_object(path, "a drafter's config")
     if published is None:
-        raise CheckpointError(f"there is no drafter in {folder} (no {path.name}); {WRITTEN}")
+        raise CheckpointError(f"there is no drafter in {folder} (no {path.name}); {PUBLISHED}")
     try:
         network = DrafterConfig.from_published(published)
     except (CheckpointError, ConfigError) as error:
@@ -155,7 +159,7 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}); {WRITTEN}") from error
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); {AGAIN}") from error
     except DamagedError as error:
         raise CheckpointError(f"{error}; {AGAIN}") from error
     for key in ("name", "digest"):
@@ -238,4 +242,4 @@ def _read_object(path: Path, what: str) -> dict[str, Any] | None:
 
 
 def _unreadable(path: Path, what: str, found: object) -> CheckpointError:
-    return CheckpointError(f"{path} must be {what} ({found}); {WRITTEN}")
+    return CheckpointError(f"{path} must be {what} ({found}); {AGAIN}")

@@ -6,7 +6,8 @@ from typing import Any
 
 from maskgen.progress import say
 from runtime.config import TargetConfig
-from runtime.dflash.folder import read_target_record, same_target
+from runtime.dflash.confidence import check_confidence
+from runtime.dflash.folder import read_network, read_target_record, same_target
 from runtime.dflash.saved_drafter import load_published
 from runtime.dflash.speculate import DraftSession
 from runtime.errors import ConfigError, TargetNotFoundError
@@ -45,6 +46,7 @@ class Writer:
         devices: str = "auto",
         confidence: float = 0.0,
     ) -> None:
+        check_confidence(read_network(Path(folder)), confidence, "--confidence")
         record = read_target_record(folder) or {"name": TargetConfig().model}
         name = target_name or record["name"]
         if chat_template is None and "template" in record:

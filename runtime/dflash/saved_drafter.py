@@ -18,9 +18,9 @@ from maskgen.progress import say
 from runtime.dflash.drafter import Drafter, DrafterConfig, fold_feature_scale
 from runtime.dflash.embedding import serving_note
 from runtime.dflash.folder import (
+    AGAIN,
     CONFIG_FILE,
     WEIGHTS_FILE,
-    WRITTEN,
     check_files,
     read_network,
     replace_files,
@@ -131,7 +131,7 @@ def load_published(
     try:
         weights = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} must be a safetensors file ({error}); {WRITTEN}") from error
+        raise CheckpointError(f"{path} must be a safetensors file ({error}); {AGAIN}") from error
     if config.markov_rank:
         weights = {name: tensor for name, tensor in weights.items() if name not in COPIES}
     _check_weights(str(path), config, weights)

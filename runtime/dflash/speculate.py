@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from runtime.dflash.block import DraftedBlock, draft_block
+from runtime.dflash.confidence import check_confidence
 from runtime.dflash.drafter import Drafter, KeyValue
 from runtime.errors import CheckpointError, ConfigError
 from runtime.target.model import Target
@@ -102,7 +103,7 @@ class DraftSession:
 
     def __init__(self, target: Target, drafter: Drafter, *, confidence: float = 0.0) -> None:
         _check_fits(target, drafter)
-        _check_confidence(drafter, confidence)
+        check_confidence(drafter.config, confidence)
         self._target = target
         self._drafter = drafter
         self._reach = drafter.config.reach
@@ -271,17 +272,6 @@ def _check_room(
             max_new_tokens,
             f"must leave prompt ({len(prompt_ids)} tokens), answer and a draft block "
             f"({draft_block_size}) within the target's {limit} positions",
-        )
-
-
-def _check_confidence(drafter: Drafter, confidence: float) -> None:
-    if not 0 <= confidence <= 1:
-        raise ConfigError("confidence", confidence, "must be in [0, 1]")
-    if confidence and drafter.confidence_head is None:
-        raise ConfigError(
-            "confidence",
-            confidence,
-            "must be 0 for a drafter without a confidence head, which drafter.confidence trains",
         )
 
 

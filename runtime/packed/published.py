@@ -23,7 +23,11 @@ from runtime.target.reader import plain_model, quiet_transformers
 FORMAT = 1
 RECORD = "trained.json"
 WRITTEN = "name a folder that runtime.train or runtime.export wrote"
-AGAIN = "export it again (python -m runtime.export --config FILE)"
+AGAIN = (
+    "copy or fetch the folder again, or export it again from the run that it came from (python -m "
+    "runtime.export --config ITS_RUN_FILE)"
+)
+"""Another run's file than that of the command that failed, as far as is known."""
 
 
 def save_model(

@@ -199,7 +199,10 @@ def test_command_without_a_drafter(workplace):
     )
     assert result.exit_code == 1
     assert f"there is no drafter in {root} (no config.json)" in result.stderr
-    assert "name a folder that runtime.train or runtime.export wrote\n" in result.stderr
+    assert (
+        "name a folder of a published drafter, such as runtime.train and runtime.export write\n"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])

@@ -460,3 +460,19 @@ def test_a_window_of_full_layers_and_the_usual_one_shape_a_run_no_more_than_none
         shaping = shaping_settings(config.as_dict(), DFlashConfig)["drafter"]
         assert "sliding_window" not in shaping
         assert sliding_specs(config) == {}
+
+
+@pytest.mark.parametrize(("name", "kept"), [("config.json", 0), ("model.safetensors", 1000)])
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_damaged_folder_is_to_be_had_again_and_not_exported_from_this_run(
+    root, trained, tmp_path, name, kept, ours
+):
+    """It may be of another run, or of another trainer."""
+    folder = shutil.copytree(root / ("run/drafter" if ours else "published"), tmp_path / "cut")
+    (folder / name).write_bytes((folder / name).read_bytes()[:kept])
+    options = setting(f"drafter.init={folder}", f"run.folder={tmp_path}/run")
+    said = " ".join(call(train, root, *options, code=1).output.split())
+    advice = "copy or fetch the folder again, or export it again from the run that it came from"
+    assert f"{folder}/{name} " in said
+    assert f"{advice} (python -m runtime.export --config ITS_RUN_FILE)" in said
+    assert f"runtime.export --config {root}" not in said

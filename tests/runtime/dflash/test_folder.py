@@ -161,8 +161,8 @@ def test_a_folder_without_a_drafter_is_named(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         read_network(tmp_path)
     assert str(caught.value) == (
-        f"there is no drafter in {tmp_path} (no config.json); name a folder that runtime.train or "
-        "runtime.export wrote"
+        f"there is no drafter in {tmp_path} (no config.json); name a folder of a published "
+        "drafter, such as runtime.train and runtime.export write"
     )
     (tmp_path / "config.json").mkdir()
     with pytest.raises(CheckpointError, match=r"config\.json must be a drafter's config \(.*direc"):
@@ -186,7 +186,8 @@ def test_a_file_that_was_changed_is_named_with_both_digests(tmp_path, name):
         check_files(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}/{name} is not the file that target.json names: its SHA-256 must be {was}..., "
-        f"found {now}...; export it again (python -m runtime.export --config FILE), or remove "
+        f"found {now}...; copy or fetch the folder again, or export it again from the run that "
+        "it came from (python -m runtime.export --config ITS_RUN_FILE), or remove "
         "target.json if the change is wanted"
     )
     (tmp_path / name).unlink()

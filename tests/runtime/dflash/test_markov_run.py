@@ -117,11 +117,14 @@ def test_a_drafter_is_trained_exported_and_drafts_the_targets_text(root):
     assert (result["dtype"], result["exact"]) == ("float32", True)
     ask = ("--drafter", folder, "--prompt", "tell", "--max-new-tokens", 4)
     command(generate, *ask, "--confidence", 0)
-    refused = command(generate, *ask, "--confidence", 0.5, code=2).output
-    assert "must be 0 for a drafter without a confidence head" in refused
-    cut = {**MARKOV, "evaluate.confidence": 0.5}
+    for value, rule in ((0.5, "must be 0 for a drafter without a "), ("nan", "must be in [0, 1]")):
+        refused = command(generate, *ask, "--confidence", value, code=2).output
+        assert f"--confidence = {value}: {rule}" in refused
+        assert "loading target" not in refused
+    cut = {**MARKOV, "evaluate.confidence": 0.25}
     refused = command(evaluate, *options(root, "run", **cut), code=2).output
-    assert "without a confidence head" in refused
+    assert "evaluate.confidence = 0.25: must be 0 for a drafter without a confidence" in refused
+    assert "loading target" not in refused
 
 
 def test_a_run_of_another_rank_is_not_gone_on_with(root):

@@ -79,7 +79,7 @@ def test_a_model_that_is_not_as_it_was_written_is_not_scored(tmp_path):
         data = bytearray(whole)
         data[len(data) // 3] ^= 4
         (folder / name).write_bytes(data)
-        with pytest.raises(CheckpointError, match="kept is not as it was written: export it again"):
+        with pytest.raises(CheckpointError, match="kept is not as it was written: copy or fetch"):
             evaluate(config, folder)
         (folder / name).write_bytes(whole)
 
