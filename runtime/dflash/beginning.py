@@ -115,12 +115,8 @@ def check_run(
         raise ConfigError(FIELD, str(beginning.folder), rule)
     _compare(beginning, _asked(network, config, specs))
     _compare(beginning, _asked_layers(network, config.drafter))
-    # Heads may be added; without them a run drafts what the folder drafts.
-    return replace(
-        network,
-        markov_rank=network.markov_rank or config.drafter.markov_rank,
-        confidence_head=network.confidence_head or config.drafter.confidence,
-    )
+    rank, confident = _with_heads(network, config.drafter)
+    return replace(network, markov_rank=rank, confidence_head=confident)
 
 
 def layers_of(config: DFlashConfig) -> tuple[tuple[str, ...], int | None]:
@@ -136,6 +132,25 @@ def layers_of(config: DFlashConfig) -> tuple[tuple[str, ...], int | None]:
         return (options.layers, options.sliding_window) if options.slides else ((), None)
     _compare(beginning, _asked_layers(beginning.network, options))
     return beginning.network.layers, beginning.network.sliding_window
+
+
+def heads_of(config: DFlashConfig) -> tuple[int, bool]:
+    """Rank of a run's Markov head, 0 for none, and whether it has a confidence head.
+
+    Raises:
+        ConfigError: There is no such folder as ``drafter.init`` says.
+        CheckpointError: As ``find_beginning``.
+    """
+    options, beginning = config.drafter, find_beginning(config)
+    if beginning is None:
+        return options.markov_rank, options.confidence
+    return _with_heads(beginning.network, options)
+
+
+def _with_heads(network: DrafterConfig, options: DrafterOptions) -> tuple[int, bool]:
+    # Heads may be added; without them a run drafts what the folder drafts.
+    rank = network.markov_rank or options.markov_rank
+    return rank, network.confidence_head or options.confidence
 
 
 def _compare(beginning: Beginning, asked: Iterable[tuple[str, Any, Any]]) -> None:

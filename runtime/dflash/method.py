@@ -10,7 +10,14 @@ from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.preparation import Preparation
-from runtime.dflash.beginning import PRODUCT, check_data, check_run, find_beginning, layers_of
+from runtime.dflash.beginning import (
+    PRODUCT,
+    check_data,
+    check_run,
+    find_beginning,
+    heads_of,
+    layers_of,
+)
 from runtime.dflash.buckets import heldout_specs, run_specs, sliding_specs
 from runtime.dflash.capabilities import EXPORT, Request, check_request
 from runtime.dflash.embedding import fed_scale, serving_note
@@ -237,7 +244,7 @@ class DFlash(Method[DFlashConfig]):
         }
 
     def closing_lines(self, config: DFlashConfig) -> dict[str, str]:
-        """Anchors, the drafter that a run began from, and what of the loss is not the default."""
+        """Anchors, the drafter that a run began from, what of loss and network is no default."""
         train = config.train
         lines = {"anchors": train.anchors}
         if config.drafter.init not in STARTS:
@@ -248,6 +255,14 @@ class DFlash(Method[DFlashConfig]):
             lines["distillation"] = f"{train.distill}, share {train.distill_share:g}"
         if train.softmax == "seen":
             lines["softmax"] = "over the tokens of the training data"
+        rank, confident = heads_of(config)
+        if rank:
+            lines["Markov head"] = f"rank {rank}"
+        if confident:
+            learns = (
+                "learns the overlap" if train.has_teacher else "as it was, without distillation"
+            )
+            lines["confidence head"] = learns
         layers, window = layers_of(config)
         if window is not None:
             lines["layers"] = f"{' '.join(layers)}, window {window}"

@@ -19,7 +19,7 @@ from runtime.ranks.devices import Placement
 from runtime.static.attention import backend_of
 from runtime.target.outline import TargetOutline
 
-SHARING = "sharing a batch"
+SHARING = "sharing a batch among devices"
 GPU_ATTENTION = "attention on a GPU"
 
 
@@ -59,7 +59,7 @@ class Limit:
         """The refusal of a value that ``found`` returned."""
         parts = " and ".join(self.parts)
         rule = self.rule.format_map(vars(request))
-        return ConfigError(self.field, value, f"{parts} cannot do this yet; {rule}")
+        return ConfigError(self.field, value, f"is not possible yet in {parts}; {rule}")
 
 
 def check_limits(

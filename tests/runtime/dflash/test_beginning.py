@@ -476,3 +476,35 @@ def test_a_damaged_folder_is_to_be_had_again_and_not_exported_from_this_run(
     assert f"{folder}/{name} " in said
     assert f"{advice} (python -m runtime.export --config ITS_RUN_FILE)" in said
     assert f"runtime.export --config {root}" not in said
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+@pytest.mark.parametrize("confident", [False, True])
+@pytest.mark.parametrize("said", [False, True])
+def test_the_closing_table_names_the_heads_of_the_folder_and_of_the_run(
+    tmp_path, rank, confident, said
+):
+    """Whichever of them asks for a head."""
+    heads = {"markov_rank": rank, "confidence_head": confident and rank > 0}
+    folder = publish(tmp_path / "published", published_config(byte_target(), **heads))
+    asked = {"drafter": {"init": str(folder), "markov_rank": 5, "confidence": True}}
+    taught = {**asked, "train": {"distill": "kl"}}
+    config = parse_config(taught if said else {"drafter": {"init": str(folder)}}, DFlashConfig)
+    lines = METHOD.closing_lines(config)
+    assert lines.get("Markov head") == ("rank 5" if said or rank else None)
+    if said:
+        assert lines["confidence head"] == "learns the overlap"
+    else:
+        kept = heads["confidence_head"]
+        assert lines.get("confidence head") == ("as it was, without distillation" if kept else None)
+
+
+def test_the_closing_table_names_heads_of_no_folder():
+    raw = {"drafter": {"markov_rank": 7, "confidence": True}, "train": {"distill": "l1"}}
+    assert METHOD.closing_lines(parse_config({}, DFlashConfig)) == {"anchors": "layouts"}
+    assert METHOD.closing_lines(parse_config(raw, DFlashConfig)) == {
+        "anchors": "layouts",
+        "distillation": "l1, share 0.9",
+        "Markov head": "rank 7",
+        "confidence head": "learns the overlap",
+    }

@@ -67,7 +67,9 @@ def test_every_parameter_that_a_drafter_does_not_follow_is_refused(param):
         for kind in ("layouts", "parametric"):
             section = {"train": {"anchors": "data" if kind == "parametric" else "layouts"}}
             request = asked({**ENTRY, "kind": kind, **values}, **section)
-            with pytest.raises(ConfigError, match=r"masks\.entry\.\w+ = .* cannot do this yet"):
+            with pytest.raises(
+                ConfigError, match=r"masks\.entry\.\w+ = .*: is not possible yet in "
+            ):
                 check_request(request)
             with pytest.raises(ConfigError, match=r"masks\.entry"):
                 check_request(request, (DECODING,))
@@ -151,7 +153,9 @@ def test_a_door_that_asks_for_some_parts_only_takes_entries_of_any_family():
 def test_what_a_gpu_cannot_do_a_cpu_can():
     for size in (16, 64, 256):
         check_request(replace(asked(block_size=size), torch_version="2.11.0"))
-        with pytest.raises(ConfigError, match="attention on a GPU cannot do this yet"):
+        with pytest.raises(
+            ConfigError, match="is not possible yet in attention on a GPU; set masks"
+        ):
             check_request(asked(block_size=size, placement=GPU))
         check_request(replace(asked(block_size=size, placement=GPU), torch_version="2.14.0"))
 
@@ -161,10 +165,19 @@ def test_target_devices_are_taken_where_they_have_work():
     check_request(asked(features="stored"))
 
 
+def test_a_batch_that_devices_cannot_share_is_refused_in_a_sentence():
+    with pytest.raises(ConfigError) as caught:
+        check_request(replace(asked(train={"global_batch": 5}), ranks=3))
+    assert str(caught.value) == (
+        "train.global_batch = 5: is not possible yet in sharing a batch among devices; it must be "
+        "a multiple of the number of devices, 3"
+    )
+
+
 def test_every_rule_can_be_said():
     for limit in LIMITS:
         error = limit.error("x", asked())
-        assert re.fullmatch(r"[\w.]+ = 'x': .+ cannot do this yet; [^{}]+", str(error)), error
+        assert re.fullmatch(r"[\w.]+ = 'x': is not possible yet in .+; [^{}]+", str(error)), error
 
 
 def run_file(tmp_path, **changes):
