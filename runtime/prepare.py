@@ -44,6 +44,7 @@ def main(
     from runtime.data.written import DROPPED
     from runtime.errors import ConfigError
     from runtime.methods import printed_config, read_run
+    from runtime.training.wanted_masks import wanted_masks
 
     if pack_answers == "":
         # As a path it would be the current folder.
@@ -54,7 +55,10 @@ def main(
         click.echo(printed_config(config_path, settings, overrides, as_json=as_json))
         return
     method, config = read_run(config_path, overrides)
+    # What train refuses before it loads anything is refused here before anything is answered.
+    wanted_masks(method, config)
     preparation = method.preparation(config)
+    method.check(config, preparation.placement, len(config.run.devices.split(",")))
     if pack_answers:
         lines = {**preparation.pack(Path(pack_answers), _command()), "places": {}}
     else:

@@ -7,11 +7,12 @@ import torch
 from maskgen.progress import say
 from runtime.data.preparation import Preparation
 from runtime.dflash.beginning import Beginning, check_run, find_beginning
-from runtime.dflash.buckets import run_specs, sliding_specs
+from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import Request, check_request
 from runtime.dflash.config import DrafterConfig
 from runtime.dflash.embedding import fed_scale
 from runtime.dflash.folder import same_target
+from runtime.dflash.saved_drafter import load_published
 from runtime.dflash.settings import DFlashConfig
 from runtime.dflash.targets import fit_drafter
 from runtime.dflash.teacher import check_teacher
@@ -43,8 +44,6 @@ def preparation(config: DFlashConfig) -> Preparation:
         features="stored" if stores else "online",
     )
     check_request(request)
-    # Refused here as well as in training, before a prompt is answered.
-    sliding_specs(config)
     beginning = find_beginning(config)
     number, layer_ids = config.target.num_features, None
     if beginning is not None:
@@ -57,7 +56,7 @@ def preparation(config: DFlashConfig) -> Preparation:
         num_features=number,
         layer_ids=layer_ids,
         stores=stores,
-        fit=partial(fit_drafter, request),
+        fit=partial(_fit, request, beginning),
         check=partial(_check, config=config, beginning=beginning),
         last_hidden=config.train.has_teacher,
         features_dtype=_features_dtype(config.data.features_dtype, placement) if stores else None,
@@ -72,6 +71,13 @@ def _unusual(network: DrafterConfig) -> tuple[int, ...] | None:
     except ConfigError:
         return layer_ids
     return None if layer_ids == usual else layer_ids
+
+
+def _fit(request: Request, beginning: Beginning | None) -> None:
+    fit_drafter(request)
+    if beginning is not None and beginning.is_there:
+        # Read for its checks alone: weights that cannot be trained on are refused here, too.
+        load_published(beginning.folder)
 
 
 def _check(target: Target, *, config: DFlashConfig, beginning: Beginning | None) -> None:

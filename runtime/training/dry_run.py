@@ -31,7 +31,7 @@ from runtime.training.past_run import read_past_run
 from runtime.training.replica import rows_of_rank
 from runtime.training.run_folder import RUN_FILE
 from runtime.training.targets import place_targets
-from runtime.training.watch import check_watch
+from runtime.training.wanted_masks import WantedMasks, wanted_masks
 
 FP32 = 4
 """Bytes of a number."""
@@ -104,7 +104,7 @@ def dry_run(method: Method[Any], config: Config, config_path: str) -> DryRun:
         DeviceUnavailableError: A GPU is asked for that is not there.
         TargetNotFoundError: The target cannot be found or read.
     """
-    check_watch(config)
+    masks = wanted_masks(method, config)
     placement = place(config.run.devices, dtype=config.target.dtype, threads=config.run.threads)
     place_targets(config, placement, (0, 1))
     ranks = len(placement.devices)
@@ -112,15 +112,15 @@ def dry_run(method: Method[Any], config: Config, config_path: str) -> DryRun:
     unknown: list[str] = []
     dataset, rows = None, None
     try:
-        dataset = open_data(config, max(method.specs(config)))
+        dataset = open_data(config, max(masks.specs))
         method.check(config, placement, ranks, dataset)
-        rows = method.rows(config, dataset, tuple(method.specs(config)))
+        rows = method.rows(config, dataset, tuple(masks.specs))
     except DatasetError as error:
         unknown.append(f"buckets, padding and epochs: {error}")
     plan = None
     if rows is not None:
         plan = StepPlan(rows.lengths, rows.buckets, config.train.global_batch, config.run.seed)
-    lengths = plan.buckets if plan is not None else tuple(method.specs(config))
+    lengths = plan.buckets if plan is not None else tuple(masks.specs)
     parts = method.parts(config, placement, dataset)
     memory: dict[str, int] = {}
     if parts is None:
@@ -129,7 +129,7 @@ def dry_run(method: Method[Any], config: Config, config_path: str) -> DryRun:
         memory |= _memory(parts, placement.compute_dtype)
     batch = rows_of_rank(config.train, ranks)
     try:
-        entries = _entries(method, config, lengths, config_path)
+        entries = _entries(masks, config, lengths, config_path)
         memory["masks"] = sum(_mask_bytes(entry, batch, placement) for entry in entries)
     except (BucketMissingError, StoreNotFoundError) as error:
         unknown.append(f"memory of the masks: {error}")
@@ -137,8 +137,7 @@ def dry_run(method: Method[Any], config: Config, config_path: str) -> DryRun:
     step_ms, why = _time(config)
     unknown += why
     on_gpu = placement.kind == "cuda"
-    heldout = len(method.heldout_specs(config)) if config.evaluate.every else 0
-    captured = len(lengths) * (2 if config.train.accumulate > 1 else 1) + heldout
+    captured = len(lengths) * (2 if config.train.accumulate > 1 else 1) + len(masks.heldout)
     itemsize = placement.compute_dtype.itemsize
     return DryRun(
         devices=tuple(map(str, placement.devices)),
@@ -181,14 +180,12 @@ def _sized(parameters: Mapping[str, int], itemsize: int) -> dict[str, int]:
 
 
 def _entries(
-    method: Method[Any], config: Config, lengths: Sequence[int], config_path: str
+    masks: WantedMasks, config: Config, lengths: Sequence[int], config_path: str
 ) -> list[MaskEntry]:
     store = cache.open_store(config.cache)
-    wanted = {length: method.specs(config)[length] for length in lengths}
-    asked = [(wanted, method.specs_beside(config))]
-    if config.evaluate.every:
-        beside = method.specs_beside(config, heldout=True)
-        asked.append((dict(method.heldout_specs(config)), beside))
+    asked = [({length: masks.specs[length] for length in lengths}, masks.beside)]
+    if masks.heldout:
+        asked.append((dict(masks.heldout), masks.heldout_beside))
     found: list[MaskEntry] = []
     for specs, beside in asked:
         entries, more = load_buckets(store, specs, beside, config_path)

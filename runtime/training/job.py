@@ -27,7 +27,7 @@ from runtime.training.saved_state import Checkpoint
 from runtime.training.start import Start, find_start, finish
 from runtime.training.targets import check_target, place_targets
 from runtime.training.trainer import Trainer
-from runtime.training.watch import check_watch
+from runtime.training.wanted_masks import wanted_masks
 
 Show = Callable[[RunResult, Mapping[str, Any]], None]
 """Takes how a run ended and the lines of its closing table, before the export."""
@@ -255,24 +255,20 @@ def open_inputs(
         BucketMissingError: The cache lacks an entry.
         StoreNotFoundError: There is no cache.
     """
-    check_watch(config)
-    specs = method.specs(config)
-    heldout_specs = method.heldout_specs(config) if config.evaluate.every else {}
-    beside = method.specs_beside(config)
-    heldout_beside = method.specs_beside(config, heldout=True) if heldout_specs else {}
+    masks = wanted_masks(method, config)
     method.check(config, placement, ranks)
-    dataset = open_data(config, max(specs))
+    dataset = open_data(config, max(masks.specs))
     method.check(config, placement, ranks, dataset)
-    rows = method.rows(config, dataset, tuple(specs))
+    rows = method.rows(config, dataset, tuple(masks.specs))
     return gather_inputs(
         config,
         config_path,
-        specs=specs,
+        specs=masks.specs,
         dataset=dataset,
         rows=rows,
-        heldout_specs=heldout_specs,
-        beside=beside,
-        heldout_beside=heldout_beside,
+        heldout_specs=masks.heldout,
+        beside=masks.beside,
+        heldout_beside=masks.heldout_beside,
         began_from=method.began_from(config),
     )
 

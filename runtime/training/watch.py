@@ -149,9 +149,12 @@ def check_watch(config: Config) -> None:
     """Refuse what needs scores where none are taken.
 
     Raises:
-        ConfigError: ``evaluate.every`` is 0.
+        ConfigError: ``evaluate.every`` is 0, or no samples are held out for it.
     """
     if config.evaluate.every:
+        if not config.data.heldout:
+            rule = "needs held-out samples: set data.heldout above 0, or it to 0"
+            raise ConfigError("evaluate.every", config.evaluate.every, rule)
         return
     rule = "needs evaluate.every above 0, so that there are held-out scores"
     if config.train.export == "best":

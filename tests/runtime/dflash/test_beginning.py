@@ -266,6 +266,25 @@ def test_a_drafter_of_another_network_or_target_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["published"]
 
 
+@pytest.mark.parametrize("harm", [float("nan"), float("inf"), None])
+def test_weights_that_cannot_be_trained_on_are_refused_before_answering(
+    root, tmp_path, monkeypatch, harm
+):
+    folder = publish(tmp_path / "published", published_config(byte_target()))
+    weights = load_file(folder / "model.safetensors")
+    if harm is None:
+        del weights["norm.weight"]
+    else:
+        weights["norm.weight"][1] = harm
+    save_file(weights, folder / "model.safetensors")
+    monkeypatch.setattr(Target, "load", None)
+    options = setting(f"drafter.init={folder}", f"data.folder={tmp_path}/data")
+    said = call(prepare, root, *options, code=1).stderr
+    assert "norm.weight" in said
+    assert f"{folder}/model.safetensors" in said
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_run_may_add_a_markov_head_and_goes_on_with_one_that_is_there(root, tmp_path, rank):
     """A head that is added is nothing at first, so a run of no length is the folder."""
