@@ -259,10 +259,8 @@ class DFlash(Method[DFlashConfig]):
         if rank:
             lines["Markov head"] = f"rank {rank}"
         if confident:
-            learns = (
-                "learns the overlap" if train.has_teacher else "as it was, without distillation"
-            )
-            lines["confidence head"] = learns
+            learns = train.has_teacher
+            lines["confidence head"] = "learns the overlap" if learns else "learns nothing"
         layers, window = layers_of(config)
         if window is not None:
             lines["layers"] = f"{' '.join(layers)}, window {window}"

@@ -515,7 +515,7 @@ def test_the_closing_table_names_the_heads_of_the_folder_and_of_the_run(
         assert lines["confidence head"] == "learns the overlap"
     else:
         kept = heads["confidence_head"]
-        assert lines.get("confidence head") == ("as it was, without distillation" if kept else None)
+        assert lines.get("confidence head") == ("learns nothing" if kept else None)
 
 
 def test_the_closing_table_names_heads_of_no_folder():

@@ -246,7 +246,9 @@ def test_contexts_end_where_the_targets_positions_do(outline):
 def test_a_drafter_starts_from_as_many_layers_as_there_are(outline):
     short = {**ENTRY, "context": 256}
     many = replace(asked(short, drafter={"num_layers": 7}), outline=outline)
-    with pytest.raises(ConfigError, match=r"drafter\.num_layers = 7: starting from the target's"):
+    with pytest.raises(
+        ConfigError, match=r"drafter\.num_layers = 7: .* in starting from the target's"
+    ):
         check_request(many)
     random = asked(short, drafter={"num_layers": 7, "init": "random"})
     check_request(replace(random, outline=outline, network=drafter_of(outline, 7)))
@@ -259,7 +261,9 @@ def test_a_teacher_needs_a_norm_before_its_head(outline):
     request = asked(short, train={"distill": "kl"})
     check_request(replace(request, outline=outline))
     check_request(replace(asked(short), outline=bare))
-    with pytest.raises(ConfigError, match=r"train\.distill = 'kl': distilling .* must be 'none'"):
+    with pytest.raises(
+        ConfigError, match=r"train\.distill = 'kl': .* distilling .* must be 'none'"
+    ):
         check_request(replace(request, outline=bare))
 
 
