@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.results import Results
 from benchmarks.workload import DECAY, SIZES, build_entries, make_replica
-from runtime.dflash.distillation import KINDS, Distillation
-from runtime.dflash.recipe import Recipe
+from runtime.dflash.loss.distillation import KINDS, Distillation
+from runtime.dflash.step.recipe import Recipe
 from runtime.ranks.collectives import make_groups
 from runtime.ranks.devices import Placement, enter_thread, place
 from runtime.static.compilation import size_recompile_limits

@@ -19,10 +19,10 @@ from benchmarks.tally import Tally
 from benchmarks.workload import Size, frozen_target
 from runtime.config import TrainConfig
 from runtime.data.draws import raw_words
-from runtime.dflash.draft_batch import DraftBatch
-from runtime.dflash.draft_loss import draft_loss
-from runtime.dflash.drafter import Drafter, backward_stages
-from runtime.dflash.loss import block_targets
+from runtime.dflash.loss.head import block_targets
+from runtime.dflash.network.drafter import Drafter, backward_stages
+from runtime.dflash.step.draft_batch import DraftBatch
+from runtime.dflash.step.draft_loss import draft_loss
 from runtime.ranks.collectives import Group
 from runtime.ranks.devices import Placement, enter_thread
 from runtime.static.exchange import GradientExchange

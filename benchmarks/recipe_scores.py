@@ -14,10 +14,10 @@ from torch import Tensor
 
 from maskgen.families.dflash import dflash
 from runtime.data.dataset import Dataset
-from runtime.dflash.draft_batch import DraftBatch, draft_rows
-from runtime.dflash.drafter import Drafter, DrafterConfig
-from runtime.dflash.heldout import whole_blocks
-from runtime.dflash.saved_drafter import load_published
+from runtime.dflash.folder.saved_drafter import load_published
+from runtime.dflash.network.drafter import Drafter, DrafterConfig
+from runtime.dflash.step.draft_batch import DraftBatch, draft_rows
+from runtime.dflash.step.heldout import whole_blocks
 from runtime.static.attention import dense_attention
 from runtime.target.frozen import FrozenTarget
 from runtime.target.model import Target

@@ -19,13 +19,13 @@ import cache
 from maskgen.build import build
 from maskgen.entry import MaskEntry, load_entry
 from maskgen.spec import read_specs
-from runtime.dflash.draft_bucket import DraftBucket
-from runtime.dflash.draft_loss import loss_on_device
-from runtime.dflash.drafter import Drafter, DrafterConfig, backward_stages
-from runtime.dflash.objective import DraftObjective
-from runtime.dflash.recipe import Recipe
+from runtime.dflash.network.drafter import Drafter, DrafterConfig, backward_stages
 from runtime.dflash.settings import DFlashTrain
-from runtime.dflash.sums import sum_names
+from runtime.dflash.step.draft_bucket import DraftBucket
+from runtime.dflash.step.draft_loss import loss_on_device
+from runtime.dflash.step.objective import DraftObjective
+from runtime.dflash.step.recipe import Recipe
+from runtime.dflash.step.sums import sum_names
 from runtime.ranks.collectives import Group
 from runtime.ranks.devices import Placement
 from runtime.target.frozen import FrozenTarget

@@ -60,7 +60,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Answer a prompt by draft and verify: the target's own greedy text, in fewer calls."""
-    from runtime.dflash.generation import Writer
+    from runtime.dflash.decoding.generation import Writer
 
     if not prompt.strip():
         raise ConfigError("--prompt", prompt, "must not be empty")

@@ -17,9 +17,9 @@ from maskgen.families import families
 from maskgen.picture import entry_kinds
 from maskgen.spec import read_specs
 from maskgen.verify import verify_deep
-from runtime.dflash.initialise import random_start
-from runtime.dflash.saved_drafter import load_published, save_published
-from runtime.dflash.speculate import DraftSession, greedy
+from runtime.dflash.decoding.speculate import DraftSession, greedy
+from runtime.dflash.folder.saved_drafter import load_published, save_published
+from runtime.dflash.start.initialise import random_start
 from runtime.static.optimizer import AdamWSettings, FlatAdamW
 from runtime.target.model import Target
 from runtime.training.metrics import read_metrics

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from maskgen.families import families
-from runtime.dflash.config import DrafterConfig
-from runtime.dflash.likeness import unlike
+from runtime.dflash.network.config import DrafterConfig
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.start.likeness import unlike
 from runtime.training import limits
 from runtime.training.limits import COMMON, Limit, beyond_positions, check_limits, unusable_target
 

@@ -10,7 +10,15 @@ from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
 from runtime.data.preparation import Preparation
-from runtime.dflash.beginning import (
+from runtime.dflash.capabilities import EXPORT, Request, check_request
+from runtime.dflash.folder.embedding import fed_scale, serving_note
+from runtime.dflash.folder.files import is_of, same_target
+from runtime.dflash.folder.saved_drafter import export_checkpoint
+from runtime.dflash.loss.teacher import check_teacher
+from runtime.dflash.parts import drafter_parts
+from runtime.dflash.preparation import preparation
+from runtime.dflash.settings import STARTS, DFlashConfig
+from runtime.dflash.start.beginning import (
     PRODUCT,
     check_data,
     check_run,
@@ -18,18 +26,10 @@ from runtime.dflash.beginning import (
     heads_of,
     layers_of,
 )
-from runtime.dflash.buckets import heldout_specs, run_specs, sliding_specs
-from runtime.dflash.capabilities import EXPORT, Request, check_request
-from runtime.dflash.embedding import fed_scale, serving_note
-from runtime.dflash.folder import is_of, same_target
-from runtime.dflash.initialise import calibration_tokens, initial_drafter
-from runtime.dflash.parts import drafter_parts
-from runtime.dflash.preparation import preparation
-from runtime.dflash.samples import SLIDING
-from runtime.dflash.saved_drafter import export_checkpoint
-from runtime.dflash.settings import STARTS, DFlashConfig
+from runtime.dflash.start.initialise import calibration_tokens, initial_drafter
+from runtime.dflash.step.buckets import heldout_specs, run_specs, sliding_specs
+from runtime.dflash.step.samples import SLIDING
 from runtime.dflash.targets import fit_drafter, frozen_targets, remote_targets
-from runtime.dflash.teacher import check_teacher
 from runtime.dflash.trainee import DrafterTrainee
 from runtime.errors import DatasetError
 from runtime.ranks.devices import Placement
@@ -142,7 +142,7 @@ class DFlash(Method[DFlashConfig]):
     def evaluate(self, config: DFlashConfig, folder: str | Path | None) -> Evaluation:
         """Draft and verify on held-out prompts."""
         # Loads transformers, which data that are up to date need not wait for.
-        from runtime.dflash.evaluation import evaluate
+        from runtime.dflash.decoding.evaluation import evaluate
 
         return evaluate(config, folder)
 

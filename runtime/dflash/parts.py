@@ -1,10 +1,10 @@
 """What a drafter's run puts on a device, by the target's config alone."""
 
 from runtime.data.dataset import Dataset
-from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import Request
-from runtime.dflash.drafter import Drafter
+from runtime.dflash.network.drafter import Drafter
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.step.buckets import run_specs
 from runtime.dflash.targets import fit_drafter
 from runtime.ranks.devices import Placement
 from runtime.target.model import outline_target

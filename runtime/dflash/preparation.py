@@ -6,16 +6,16 @@ import torch
 
 from maskgen.progress import say
 from runtime.data.preparation import Preparation
-from runtime.dflash.beginning import Beginning, check_run, find_beginning
-from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import Request, check_request
-from runtime.dflash.config import DrafterConfig
-from runtime.dflash.embedding import fed_scale
-from runtime.dflash.folder import same_target
-from runtime.dflash.saved_drafter import load_published
+from runtime.dflash.folder.embedding import fed_scale
+from runtime.dflash.folder.files import same_target
+from runtime.dflash.folder.saved_drafter import load_published
+from runtime.dflash.loss.teacher import check_teacher
+from runtime.dflash.network.config import DrafterConfig
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.start.beginning import Beginning, check_run, find_beginning
+from runtime.dflash.step.buckets import run_specs
 from runtime.dflash.targets import fit_drafter
-from runtime.dflash.teacher import check_teacher
 from runtime.errors import ConfigError
 from runtime.ranks.devices import Placement, multiplies_in_bfloat16, place
 from runtime.target.model import Target

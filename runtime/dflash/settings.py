@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from maskgen.checks import MAX_LENGTH
 from runtime.config import Config, DataConfig, EvaluateConfig, TargetConfig, TrainConfig
-from runtime.dflash.config import LAYER_KINDS
+from runtime.dflash.network.config import LAYER_KINDS
 from runtime.errors import ConfigError
 from runtime.rules import UNSHAPING, setting
 
@@ -96,7 +96,8 @@ class DFlashTrain(TrainConfig):
     supervised tokens, tables computed in the graph)."""
     loss: str = setting("decay", one_of=("decay", "dpace"), newer=True)
     """How the slots of a draft block weigh in the loss: ``decay``, by their position, or
-    ``dpace``, by what each adds now to the length that is accepted (``runtime.dflash.dpace``)."""
+    ``dpace``, by what each adds now to the length that is accepted, see
+    ``runtime.dflash.loss.dpace``."""
     gamma: float = setting(4.0, at_least=0)
     """With ``decay`` the weight of slot k is exp(-(k-1)/gamma); 0 weighs all alike."""
     dpace_alpha: float = setting(0.5, above=0, at_most=1, newer=True)
@@ -104,7 +105,7 @@ class DFlashTrain(TrainConfig):
     it on, whatever is drafted; 0 is refused, since a block drafted badly would weigh nothing."""
     distill: str = setting("none", one_of=("none", "l1", "kl", "lk"), newer=True)
     """What the loss compares with the target's own distribution of each token, beside the cross
-    entropy of the label: nothing, or a divergence of ``runtime.dflash.distillation``."""
+    entropy of the label: nothing, or a divergence of ``runtime.dflash.loss.distillation``."""
     distill_share: float = setting(0.9, above=0, at_most=1, newer=True)
     """The share of that in the loss; the rest is cross entropy."""
 

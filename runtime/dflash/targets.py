@@ -9,10 +9,10 @@ from torch import Tensor
 
 from maskgen.progress import say
 from runtime.data.dataset import Dataset
-from runtime.dflash.beginning import check_run, check_target, find_beginning
 from runtime.dflash.capabilities import Request, check_request
-from runtime.dflash.config import DrafterConfig
-from runtime.dflash.initialise import drafter_config, made_up
+from runtime.dflash.network.config import DrafterConfig
+from runtime.dflash.start.beginning import check_run, check_target, find_beginning
+from runtime.dflash.start.initialise import drafter_config, made_up
 from runtime.ranks.devices import Placement
 from runtime.target.frozen import FrozenTarget
 from runtime.target.model import Target, outline_target

@@ -9,23 +9,23 @@ from torch import Tensor, nn
 
 from maskgen.entry import MaskEntry
 from maskgen.families.answer_windows import answer_windows
-from runtime.dflash.anchors import LayoutChooser, draw_anchors
-from runtime.dflash.beginning import layers_of
-from runtime.dflash.buckets import context_of
-from runtime.dflash.config import DrafterConfig
-from runtime.dflash.draft_bucket import DraftBucket
-from runtime.dflash.draft_loss import loss_on_device
-from runtime.dflash.drafter import Drafter, backward_stages
-from runtime.dflash.folder import target_record
-from runtime.dflash.heldout import HeldOutDrafts
-from runtime.dflash.loss import HeadLoss
-from runtime.dflash.objective import DraftObjective
-from runtime.dflash.recipe import recipe_of
-from runtime.dflash.samples import fill_sample, sliding_entry
-from runtime.dflash.saved_drafter import FEATURE_SCALE, TARGET, save_published
+from runtime.dflash.folder.files import target_record
+from runtime.dflash.folder.saved_drafter import FEATURE_SCALE, TARGET, save_published
+from runtime.dflash.loss.head import HeadLoss
+from runtime.dflash.loss.vocabulary import seen_tokens
+from runtime.dflash.network.config import DrafterConfig
+from runtime.dflash.network.drafter import Drafter, backward_stages
 from runtime.dflash.settings import DFlashConfig
-from runtime.dflash.sums import sum_names
-from runtime.dflash.vocabulary import seen_tokens
+from runtime.dflash.start.beginning import layers_of
+from runtime.dflash.step.anchors import LayoutChooser, draw_anchors
+from runtime.dflash.step.buckets import context_of
+from runtime.dflash.step.draft_bucket import DraftBucket
+from runtime.dflash.step.draft_loss import loss_on_device
+from runtime.dflash.step.heldout import HeldOutDrafts
+from runtime.dflash.step.objective import DraftObjective
+from runtime.dflash.step.recipe import recipe_of
+from runtime.dflash.step.samples import fill_sample, sliding_entry
+from runtime.dflash.step.sums import sum_names
 from runtime.errors import ConfigError
 from runtime.target.frozen import FrozenTarget
 from runtime.training.inputs import Inputs

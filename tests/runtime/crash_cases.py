@@ -13,9 +13,9 @@ from runtime.data.answer import Answer
 from runtime.data.answer_store import AnswerStore
 from runtime.data.dataset import Dataset, Sample, open_splits, write_dataset
 from runtime.data.folder import check_writable, path_of, state_of
-from runtime.dflash.config import DrafterConfig
-from runtime.dflash.folder import read_target_record
-from runtime.dflash.saved_drafter import load_published, save_published
+from runtime.dflash.folder.files import read_target_record
+from runtime.dflash.folder.saved_drafter import load_published, save_published
+from runtime.dflash.network.config import DrafterConfig
 from runtime.errors import CheckpointError, DatasetError
 from runtime.files import digests
 from runtime.files.sealed import read_sealed, write_sealed
@@ -252,7 +252,7 @@ class Export:
         self.write(folder, 2 + who)
 
     def write(self, folder, value):
-        from runtime.dflash.drafter import Drafter
+        from runtime.dflash.network.drafter import Drafter
 
         weights = {
             name: torch.full(tensor.shape, float(value))

@@ -14,8 +14,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from runtime.data.answers import answer_all
-from runtime.dflash.initialise import drafter_config, random_start
-from runtime.dflash.speculate import DraftSession, greedy
+from runtime.dflash.decoding.speculate import DraftSession, greedy
+from runtime.dflash.start.initialise import drafter_config, random_start
 from runtime.target.model import Target
 from runtime.target.outline import TargetOutline
 from tests.runtime.tiny_llama import tiny_tokenizer

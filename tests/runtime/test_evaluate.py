@@ -8,13 +8,13 @@ from click.testing import CliRunner
 from runtime import evaluate
 from runtime.config import parse_config
 from runtime.data.dataset import Dataset
-from runtime.dflash import evaluation
-from runtime.dflash.evaluation import evaluate_drafter
-from runtime.dflash.folder import target_record
-from runtime.dflash.initialise import drafter_config, initial_drafter, random_start
-from runtime.dflash.saved_drafter import save_published
+from runtime.dflash.decoding import evaluation
+from runtime.dflash.decoding.evaluation import evaluate_drafter
+from runtime.dflash.decoding.speculate import DraftSession, greedy
+from runtime.dflash.folder.files import target_record
+from runtime.dflash.folder.saved_drafter import save_published
 from runtime.dflash.settings import DFlashConfig
-from runtime.dflash.speculate import DraftSession, greedy
+from runtime.dflash.start.initialise import drafter_config, initial_drafter, random_start
 from runtime.errors import CheckpointError, NoSamplesError
 from tests.runtime.tiny_llama import prompts, save_dataset, save_target
 

@@ -9,10 +9,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
 from runtime import export
-from runtime.dflash.drafter import Drafter
-from runtime.dflash.folder import read_target_record, same_target, target_record
-from runtime.dflash.initialise import drafter_config, random_start
-from runtime.dflash.saved_drafter import load_published, save_published, servable
+from runtime.dflash.folder.files import read_target_record, same_target, target_record
+from runtime.dflash.folder.saved_drafter import load_published, save_published, servable
+from runtime.dflash.network.drafter import Drafter
+from runtime.dflash.start.initialise import drafter_config, random_start
 from runtime.errors import CheckpointError
 from runtime.training.checkpoint import save_checkpoint
 from tests.runtime.tiny_llama import tiny_target

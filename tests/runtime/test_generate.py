@@ -6,10 +6,10 @@ import torch
 from click.testing import CliRunner
 
 from runtime import generate
-from runtime.dflash.generation import stream_text
-from runtime.dflash.initialise import drafter_config, from_target
-from runtime.dflash.saved_drafter import save_published
-from runtime.dflash.speculate import DraftSession, greedy
+from runtime.dflash.decoding.generation import stream_text
+from runtime.dflash.decoding.speculate import DraftSession, greedy
+from runtime.dflash.folder.saved_drafter import save_published
+from runtime.dflash.start.initialise import drafter_config, from_target
 from runtime.errors import ConfigError
 from runtime.prompts.template import ChatTemplate, TemplateChoice
 from tests.runtime.tiny_llama import prompts, save_target
@@ -32,7 +32,7 @@ def workplace(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
     """A tiny model gains nothing from more, and waits for them on a busy machine."""
-    monkeypatch.setattr("runtime.dflash.generation.enter_thread", lambda *_: None)
+    monkeypatch.setattr("runtime.dflash.decoding.generation.enter_thread", lambda *_: None)
 
 
 def invoke(root, *more):

@@ -14,8 +14,8 @@ from runtime.data.answer_store import AnswerStore
 from runtime.data.dataset import Dataset
 from runtime.data.folder import path_of, read_meta
 from runtime.dflash import preparation as dflash_preparation
-from runtime.dflash.buckets import run_specs
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.step.buckets import run_specs
 from runtime.errors import ConfigError
 from runtime.prepare import main
 from runtime.prompts.conversation import check_messages

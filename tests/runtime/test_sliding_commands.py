@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from maskgen.cli import main as maskgen
-from runtime.dflash.saved_drafter import load_published
-from runtime.dflash.speculate import DraftSession
+from runtime.dflash.decoding.speculate import DraftSession
+from runtime.dflash.folder.saved_drafter import load_published
 from runtime.evaluate import main as evaluate
 from runtime.export import main as export
 from runtime.generate import main as generate

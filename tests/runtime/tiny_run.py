@@ -12,10 +12,10 @@ from maskgen.build import build
 from maskgen.spec import read_specs
 from runtime.config import parse_config
 from runtime.data.dataset import Dataset, Sample, write_dataset
-from runtime.dflash.drafter import Drafter, DrafterConfig
-from runtime.dflash.initialise import random_start
 from runtime.dflash.method import METHOD
+from runtime.dflash.network.drafter import Drafter, DrafterConfig
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.start.initialise import random_start
 from runtime.dflash.trainee import DrafterTrainee
 from runtime.ranks.devices import enter_thread, place
 from runtime.target.frozen import FrozenTarget

@@ -12,7 +12,7 @@ import time
 
 import matplotlib.pyplot  # noqa: F401
 
-import runtime.dflash.initialise
+import runtime.dflash.start.initialise
 import runtime.dflash.trainee
 import runtime.evaluate
 import runtime.export

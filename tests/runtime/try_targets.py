@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from maskgen.cli import main as maskgen
 from runtime.data.dataset import Dataset
-from runtime.dflash.speculate import greedy
+from runtime.dflash.decoding.speculate import greedy
 from runtime.evaluate import main as evaluate
 from runtime.generate import main as generate
 from runtime.prepare import main as prepare

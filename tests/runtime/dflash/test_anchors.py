@@ -7,7 +7,7 @@ from maskgen.families.answer_windows import (
     default_answer_starts,
 )
 from maskgen.families.dflash_layouts import dflash_layouts
-from runtime.dflash.anchors import LayoutChooser, anchor_candidates, draw_anchors
+from runtime.dflash.step.anchors import LayoutChooser, anchor_candidates, draw_anchors
 
 
 def words(count, seed, purpose, epoch, sample):

@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from maskgen.cli import main as maskgen
 from runtime.config import parse_config
 from runtime.data.dataset import Dataset
-from runtime.dflash.beginning import check_run, find_beginning
-from runtime.dflash.buckets import run_specs, sliding_specs
-from runtime.dflash.config import DrafterConfig
-from runtime.dflash.initialise import from_published, random_start
+from runtime.dflash.folder.saved_drafter import load_published, save_published
 from runtime.dflash.method import METHOD
-from runtime.dflash.saved_drafter import load_published, save_published
+from runtime.dflash.network.config import DrafterConfig
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.start.beginning import check_run, find_beginning
+from runtime.dflash.start.initialise import from_published, random_start
+from runtime.dflash.step.buckets import run_specs, sliding_specs
 from runtime.errors import ConfigError
 from runtime.evaluate import main as evaluate
 from runtime.prepare import main as prepare

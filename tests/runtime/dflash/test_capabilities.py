@@ -11,7 +11,6 @@ from maskgen.families import families
 from maskgen.spec import read_specs
 from runtime import evaluate, export, prepare, train
 from runtime.config import parse_config
-from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import (
     DECODING,
     FREE,
@@ -20,8 +19,9 @@ from runtime.dflash.capabilities import (
     Request,
     check_request,
 )
-from runtime.dflash.initialise import drafter_config as drafter_shape
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.start.initialise import drafter_config as drafter_shape
+from runtime.dflash.step.buckets import run_specs
 from runtime.errors import ConfigError
 from runtime.ranks.devices import Placement
 from runtime.target.outline import TargetOutline

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
-from runtime.dflash.config import DrafterConfig, rope_frequencies
-from runtime.dflash.published_config import yarn_factor
+from runtime.dflash.network.config import DrafterConfig, rope_frequencies
+from runtime.dflash.published.config import yarn_factor
 from runtime.errors import CheckpointError, ConfigError
 from tests.runtime.dflash.test_drafter import make_config
 from tests.runtime.dflash.test_published_keys import LLAMA3, QWEN3_8B, YARN, inner, read

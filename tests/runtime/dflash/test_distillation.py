@@ -7,9 +7,9 @@ import torch
 from torch._dynamo.backends.registry import lookup_backend
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from runtime.dflash import loss as loss_module
-from runtime.dflash.distillation import Distillation, divergence
-from runtime.dflash.loss import head_loss
+from runtime.dflash.loss import head as loss_module
+from runtime.dflash.loss.distillation import Distillation, divergence
+from runtime.dflash.loss.head import head_loss
 
 KINDS = ["l1", "kl", "lk"]
 K, H, V, RANK = 5, 6, 13, 3

@@ -5,9 +5,9 @@ import torch
 from torch._dynamo.backends.registry import lookup_backend
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from runtime.dflash import loss as loss_module
-from runtime.dflash.dpace import dpace_weights
-from runtime.dflash.loss import head_loss
+from runtime.dflash.loss import head as loss_module
+from runtime.dflash.loss.dpace import dpace_weights
+from runtime.dflash.loss.head import head_loss
 
 ALPHAS = [1e-6, 0.3, 0.5, 1.0]
 BLOCKS = [

@@ -6,8 +6,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from runtime.dflash.drafter import Drafter, DrafterConfig, fold_feature_scale
-from runtime.dflash.initialise import random_start
+from runtime.dflash.network.drafter import Drafter, DrafterConfig, fold_feature_scale
+from runtime.dflash.start.initialise import random_start
 from runtime.errors import CheckpointError, ConfigError
 
 LLAMA3 = {

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from maskgen.cli import main as maskgen
-from runtime.dflash.embedding import fed_scale, module_scale, serving_note
-from runtime.dflash.initialise import drafter_config, random_start
+from runtime.dflash.folder.embedding import fed_scale, module_scale, serving_note
+from runtime.dflash.start.initialise import drafter_config, random_start
 from runtime.errors import ConfigError
 from runtime.evaluate import main as evaluate
 from runtime.export import main as export
@@ -134,7 +134,7 @@ def test_a_module_is_asked_without_gradients_and_only_where_its_output_is_wanted
     target = remade(lambda rows: rows * (1.0 if not torch.is_grad_enabled() else 2.0))
     assert module_scale(target) == 1.0
     assert fed_scale(remade(lambda rows: rows * 3), "module") == 3.0
-    monkeypatch.setattr("runtime.dflash.embedding.module_scale", None)
+    monkeypatch.setattr("runtime.dflash.folder.embedding.module_scale", None)
     assert fed_scale(target, "rows") == 1.0
 
 
@@ -169,7 +169,7 @@ def root(tmp_path_factory):
 
 
 def test_prepare_refuses_before_it_answers(root, monkeypatch):
-    monkeypatch.setattr("runtime.dflash.embedding.module_scale", lambda target: None)
+    monkeypatch.setattr("runtime.dflash.folder.embedding.module_scale", lambda target: None)
     new = ["--set", f"data.folder={root}/new"]
     refused = call(prepare, root, *new, code=2)
     assert "drafter.embedding = 'module': must be 'rows' for" in refused.stderr

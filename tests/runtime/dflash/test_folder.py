@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.dflash.folder import (
+from runtime.dflash.folder.files import (
     check_files,
     is_of,
     read_network,

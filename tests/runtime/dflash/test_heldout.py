@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.data.dataset import Sample, write_dataset
-from runtime.dflash.heldout import whole_blocks
+from runtime.dflash.step.heldout import whole_blocks
 from runtime.errors import ConfigError, NoSamplesError
 from runtime.training.checkpoint import find_checkpoints
 from runtime.training.metrics import read_metrics

@@ -7,7 +7,8 @@ from transformers import LlamaConfig, Qwen3Config, Qwen3ForCausalLM
 
 from runtime.config import parse_config
 from runtime.data.dataset import Dataset
-from runtime.dflash.initialise import (
+from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.start.initialise import (
     RANDOM_STD,
     calibration_tokens,
     drafter_config,
@@ -16,7 +17,6 @@ from runtime.dflash.initialise import (
     initial_drafter,
     random_start,
 )
-from runtime.dflash.settings import DFlashConfig
 from runtime.errors import ConfigError
 from runtime.target.model import Target
 from tests.runtime.tiny_llama import HIDDEN, LAYERS, save_dataset, tiny_target, tiny_tokenizer

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from runtime.dflash import loss as loss_module
-from runtime.dflash.loss import block_targets, head_loss
+from runtime.dflash.loss import head as loss_module
+from runtime.dflash.loss.head import block_targets, head_loss
 
 
 def test_slots_predict_the_tokens_after_the_anchor():

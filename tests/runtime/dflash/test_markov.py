@@ -7,15 +7,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from runtime.config import parse_config
-from runtime.dflash.draft_batch import DraftBatch
-from runtime.dflash.draft_loss import draft_loss
-from runtime.dflash.drafter import Drafter, backward_stages
-from runtime.dflash.initialise import drafter_config, from_target, random_start
-from runtime.dflash.loss import HeadLoss
-from runtime.dflash.markov import ConfidenceHead, tokens_before, with_confidence
+from runtime.dflash.decoding.speculate import DraftSession
+from runtime.dflash.loss.head import HeadLoss
+from runtime.dflash.loss.vocabulary import SeenTokens
+from runtime.dflash.network.drafter import Drafter, backward_stages
+from runtime.dflash.network.markov import ConfidenceHead, tokens_before, with_confidence
 from runtime.dflash.settings import DFlashConfig
-from runtime.dflash.speculate import DraftSession
-from runtime.dflash.vocabulary import SeenTokens
+from runtime.dflash.start.initialise import drafter_config, from_target, random_start
+from runtime.dflash.step.draft_batch import DraftBatch
+from runtime.dflash.step.draft_loss import draft_loss
 from runtime.errors import ConfigError
 from runtime.shaping import shaping_settings
 from runtime.static.attention import dense_attention

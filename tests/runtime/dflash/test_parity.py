@@ -8,12 +8,12 @@ import dataclasses
 import pytest
 import torch
 
-from runtime.dflash.draft_batch import DraftBatch
-from runtime.dflash.draft_loss import draft_loss
-from runtime.dflash.initialise import drafter_config, random_start
-from runtime.dflash.loss import HeadLoss
-from runtime.dflash.saved_drafter import load_published, save_published
-from runtime.dflash.speculate import DraftSession
+from runtime.dflash.decoding.speculate import DraftSession
+from runtime.dflash.folder.saved_drafter import load_published, save_published
+from runtime.dflash.loss.head import HeadLoss
+from runtime.dflash.start.initialise import drafter_config, random_start
+from runtime.dflash.step.draft_batch import DraftBatch
+from runtime.dflash.step.draft_loss import draft_loss
 from runtime.static.attention import dense_attention
 from runtime.target.frozen import FrozenTarget
 from runtime.target.model import Target

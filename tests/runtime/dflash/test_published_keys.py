@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.dflash.drafter import DrafterConfig
+from runtime.dflash.network.drafter import DrafterConfig
 from runtime.errors import CheckpointError, ConfigError
 
 QWEN3_8B = {

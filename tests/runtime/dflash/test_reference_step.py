@@ -8,9 +8,9 @@ import torch
 
 from maskgen.families.answer_windows import answer_windows
 from runtime.data.dataset import Sample, write_dataset
-from runtime.dflash import vocabulary
-from runtime.dflash.anchors import LayoutChooser, draw_anchors
-from runtime.dflash.initialise import random_start
+from runtime.dflash.loss import vocabulary
+from runtime.dflash.start.initialise import random_start
+from runtime.dflash.step.anchors import LayoutChooser, draw_anchors
 from runtime.training.metrics import read_metrics
 from runtime.training.replica import Replica
 from runtime.training.target_worker import RemoteTarget

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.dflash.scores import DrafterScore, EvaluationResult, Mismatch
+from runtime.dflash.decoding.scores import DrafterScore, EvaluationResult, Mismatch
 
 
 def mismatch(gap, prompt=4, position=7):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.dflash.config import rope_frequencies
-from runtime.dflash.embedding import PROBES, module_scale
-from runtime.dflash.initialise import (
+from runtime.dflash.folder.embedding import PROBES, module_scale
+from runtime.dflash.network.config import rope_frequencies
+from runtime.dflash.start.initialise import (
     CALIBRATION_SAMPLES,
     CALIBRATION_TOKENS,
     FUSION_STD,
@@ -22,7 +22,7 @@ from runtime.dflash.initialise import (
     made_up,
     random_start,
 )
-from runtime.dflash.likeness import rope_of, unlike
+from runtime.dflash.start.likeness import rope_of, unlike
 from runtime.errors import ConfigError
 from tests.runtime.dflash.test_drafter import YARN, make_config
 from tests.runtime.tiny_gemma import gemma_target

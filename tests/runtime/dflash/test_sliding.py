@@ -8,11 +8,11 @@ import torch
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
 import maskgen
-from runtime.dflash.config import DrafterConfig
-from runtime.dflash.initialise import drafter_config, from_target
-from runtime.dflash.saved_drafter import load_published, save_published
-from runtime.dflash.sliding import sliding_cells
-from runtime.dflash.speculate import DraftSession, greedy
+from runtime.dflash.decoding.speculate import DraftSession, greedy
+from runtime.dflash.folder.saved_drafter import load_published, save_published
+from runtime.dflash.network.config import DrafterConfig
+from runtime.dflash.network.sliding import sliding_cells
+from runtime.dflash.start.initialise import drafter_config, from_target
 from runtime.errors import CheckpointError, ConfigError
 from runtime.static.attention import dense_attention
 from tests.runtime.tiny_llama import prompts, tiny_target

@@ -10,10 +10,10 @@ from torch._dynamo.testing import CompileCounter
 import cache
 from maskgen.entry import load_entry
 from runtime.config import parse_config
-from runtime.dflash.buckets import sliding_specs
-from runtime.dflash.drafter import Drafter
-from runtime.dflash.samples import bucket_masks, sliding_entry
+from runtime.dflash.network.drafter import Drafter
 from runtime.dflash.settings import DFlashConfig
+from runtime.dflash.step.buckets import sliding_specs
+from runtime.dflash.step.samples import bucket_masks, sliding_entry
 from runtime.errors import BucketMissingError, ConfigError
 from runtime.shaping import shaping_settings
 from runtime.static.attention import flex_attention_over

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
-from runtime.dflash.initialise import drafter_config, from_target, random_start
-from runtime.dflash.speculate import DraftSession, choice_gap, greedy
+from runtime.dflash.decoding.speculate import DraftSession, choice_gap, greedy
+from runtime.dflash.start.initialise import drafter_config, from_target, random_start
 from runtime.errors import CheckpointError, ConfigError
 from tests.runtime.tiny_llama import prompts, tiny_target
 

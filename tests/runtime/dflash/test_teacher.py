@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runtime.dflash.loss import block_targets
-from runtime.dflash.teacher import check_teacher, teacher_rows
+from runtime.dflash.loss.head import block_targets
+from runtime.dflash.loss.teacher import check_teacher, teacher_rows
 from runtime.errors import ConfigError
 from tests.runtime.tiny_gemma import gemma_target
 from tests.runtime.tiny_llama import LAYERS, tiny_target

@@ -5,11 +5,11 @@ import torch
 from torch.nn import functional
 
 from runtime.config import parse_config
-from runtime.dflash import vocabulary
 from runtime.dflash.capabilities import STEP, Request, check_request
-from runtime.dflash.loss import head_loss
+from runtime.dflash.loss import vocabulary
+from runtime.dflash.loss.head import head_loss
+from runtime.dflash.loss.vocabulary import seen_tokens
 from runtime.dflash.settings import DFlashConfig
-from runtime.dflash.vocabulary import seen_tokens
 from runtime.errors import ConfigError
 from tests.runtime.tiny_run import VOCAB, losses, make_data, train
 from tests.runtime.training.test_trainer import prepared

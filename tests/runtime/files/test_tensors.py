@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from runtime.dflash.saved_drafter import save_published
+from runtime.dflash.folder.saved_drafter import save_published
 from runtime.files.tensors import save_tensors
 from tests.runtime.tiny_run import build_masks, first_drafter, make_config, make_data, train
 

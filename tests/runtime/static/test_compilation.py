@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch._dynamo
 
-from runtime.dflash.draft_loss import compiled_loss
-from runtime.dflash.drafter import Drafter, DraftLayer
-from runtime.dflash.loss import head_loss
-from runtime.dflash.recipe import Recipe
+from runtime.dflash.loss.head import head_loss
+from runtime.dflash.network.drafter import Drafter, DraftLayer
+from runtime.dflash.step.draft_loss import compiled_loss
+from runtime.dflash.step.recipe import Recipe
 from runtime.static.compilation import size_recompile_limits
 from runtime.static.torch_internals import (
     compile_cache_counts,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.dflash.drafter import Drafter, DrafterConfig, backward_stages
+from runtime.dflash.network.drafter import Drafter, DrafterConfig, backward_stages
 from runtime.ranks.collectives import leave_groups, make_groups, on_every_rank
 from runtime.ranks.devices import place
 from runtime.static.exchange import GradientExchange

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import maskgen
-from runtime.dflash.markov import MarkovHead
+from runtime.dflash.network.markov import MarkovHead
 from runtime.static.attention import dense_attention, flex_attention_over
 from runtime.static.graph import GraphPool, StaticStep
 from tests.runtime import tiny_run

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from runtime.dflash.initialise import drafter_config, made_up
-from runtime.dflash.likeness import unlike
+from runtime.dflash.start.initialise import drafter_config, made_up
+from runtime.dflash.start.likeness import unlike
 from runtime.errors import ConfigError
 from runtime.target.model import Target, outline_target
 from runtime.target.outline import TargetOutline

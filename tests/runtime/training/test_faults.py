@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from maskgen.cli import main as maskgen
-from runtime.dflash.anchors import anchor_candidates
+from runtime.dflash.step.anchors import anchor_candidates
 from runtime.errors import NonFiniteError, WorkerError
 from runtime.prepare import main as prepare
 from runtime.static.graph import CaptureError, GraphPool, StaticStep

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.dflash.draft_loss import draft_loss
+from runtime.dflash.step.draft_loss import draft_loss
 from runtime.static.attention import DENSE
 from runtime.static.graph import StaticStep
 from runtime.training.metrics import read_metrics

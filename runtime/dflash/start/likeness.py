@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 
-from runtime.dflash.config import ROPE_KEYS, DrafterConfig
-from runtime.dflash.drafter import DraftLayer
+from runtime.dflash.network.config import ROPE_KEYS, DrafterConfig
+from runtime.dflash.network.drafter import DraftLayer
 from runtime.target.outline import TargetOutline
 
 COPIED = (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from runtime.dflash.distillation import Distillation
+from runtime.dflash.loss.distillation import Distillation
 from runtime.dflash.settings import DFlashTrain
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from maskgen.families.dflash_rules import layer_rule
 from maskgen.mask_spec import MaskSpec
-from runtime.dflash.beginning import layers_of
 from runtime.dflash.settings import STARTS, DFlashConfig
+from runtime.dflash.start.beginning import layers_of
 from runtime.errors import ConfigError
 from runtime.training.entries import named_specs
 

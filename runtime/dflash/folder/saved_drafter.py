@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from maskgen.progress import say
-from runtime.dflash.drafter import Drafter, DrafterConfig, fold_feature_scale
-from runtime.dflash.embedding import serving_note
-from runtime.dflash.folder import (
+from runtime.dflash.folder.embedding import serving_note
+from runtime.dflash.folder.files import (
     AGAIN,
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -25,6 +24,7 @@ from runtime.dflash.folder import (
     read_network,
     replace_files,
 )
+from runtime.dflash.network.drafter import Drafter, DrafterConfig, fold_feature_scale
 from runtime.errors import CheckpointError
 from runtime.files.tensors import save_tensors
 from runtime.training.saved_state import Checkpoint

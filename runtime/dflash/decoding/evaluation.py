@@ -18,17 +18,17 @@ from runtime.data.answers import answer_all
 from runtime.data.dataset import Dataset, open_splits
 from runtime.data.folder import PREPARE
 from runtime.data.prepared import check_prepared
-from runtime.dflash.beginning import Beginning, find_beginning
-from runtime.dflash.buckets import run_specs
 from runtime.dflash.capabilities import DECODING, Request, check_request
-from runtime.dflash.confidence import check_confidence
-from runtime.dflash.drafter import Drafter, DrafterConfig
-from runtime.dflash.folder import CONFIG_FILE, read_network, same_target
-from runtime.dflash.initialise import initial_drafter, random_start
-from runtime.dflash.saved_drafter import load_published, servable
-from runtime.dflash.scores import DrafterScore, EvaluationResult, Mismatch
+from runtime.dflash.decoding.confidence import check_confidence
+from runtime.dflash.decoding.scores import DrafterScore, EvaluationResult, Mismatch
+from runtime.dflash.decoding.speculate import Decoded, DraftSession, choice_gap, greedy
+from runtime.dflash.folder.files import CONFIG_FILE, read_network, same_target
+from runtime.dflash.folder.saved_drafter import load_published, servable
+from runtime.dflash.network.drafter import Drafter, DrafterConfig
 from runtime.dflash.settings import DFlashConfig
-from runtime.dflash.speculate import Decoded, DraftSession, choice_gap, greedy
+from runtime.dflash.start.beginning import Beginning, find_beginning
+from runtime.dflash.start.initialise import initial_drafter, random_start
+from runtime.dflash.step.buckets import run_specs
 from runtime.errors import CheckpointError, NoSamplesError
 from runtime.ranks.devices import enter_thread, place
 from runtime.target.model import Target

@@ -1,6 +1,6 @@
 """The least confidence that a draft is verified with, and which drafters can say theirs."""
 
-from runtime.dflash.config import DrafterConfig
+from runtime.dflash.network.config import DrafterConfig
 from runtime.errors import ConfigError
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from cache.atomic import staging_folder, sync_folder, temp_prefix
 from cache.causes import naming
-from runtime.dflash.config import DrafterConfig
+from runtime.dflash.network.config import DrafterConfig
 from runtime.errors import CheckpointError, ConfigError
 from runtime.files.digests import sha256_of_file
 from runtime.files.lock import folder_lock

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.dflash.draft_batch import DraftBatch, draft_rows
-from runtime.dflash.drafter import Drafter
-from runtime.dflash.loss import HeadLoss, head_loss
-from runtime.dflash.markov import tokens_before, with_confidence
-from runtime.dflash.recipe import Recipe
-from runtime.dflash.vocabulary import SeenTokens
+from runtime.dflash.loss.head import HeadLoss, head_loss
+from runtime.dflash.loss.vocabulary import SeenTokens
+from runtime.dflash.network.drafter import Drafter
+from runtime.dflash.network.markov import tokens_before, with_confidence
+from runtime.dflash.step.draft_batch import DraftBatch, draft_rows
+from runtime.dflash.step.recipe import Recipe
 from runtime.static.attention import backend_of
 from runtime.target.frozen import FrozenTarget
 
@@ -66,7 +66,7 @@ def draft_loss(
         labels: int64 ``[B, N, slots]``, see ``block_targets``.
         weights: float32 ``[B, N, slots]``.
         seen: The tokens that the loss is taken over; None for all.
-        head_loss: ``runtime.dflash.loss.head_loss``, compiled or by D-PACE or as it is.
+        head_loss: ``runtime.dflash.loss.head.head_loss``, compiled or by D-PACE or as it is.
     """
     rows = draft_rows(drafter, target, batch)
     more: dict[str, Any] = {} if batch.teacher is None else {"teacher": batch.teacher}

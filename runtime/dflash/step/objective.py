@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from runtime.dflash.draft_bucket import DraftBucket
-from runtime.dflash.loss import HeadLoss
-from runtime.dflash.recipe import Recipe
-from runtime.dflash.sums import loss_sums
-from runtime.dflash.vocabulary import SeenTokens
+from runtime.dflash.loss.head import HeadLoss
+from runtime.dflash.loss.vocabulary import SeenTokens
+from runtime.dflash.step.draft_bucket import DraftBucket
+from runtime.dflash.step.recipe import Recipe
+from runtime.dflash.step.sums import loss_sums
 from runtime.static.buffers import Field
 
 

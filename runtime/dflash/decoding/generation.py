@@ -6,10 +6,10 @@ from typing import Any
 
 from maskgen.progress import say
 from runtime.config import TargetConfig
-from runtime.dflash.confidence import check_confidence
-from runtime.dflash.folder import read_network, read_target_record, same_target
-from runtime.dflash.saved_drafter import load_published
-from runtime.dflash.speculate import DraftSession
+from runtime.dflash.decoding.confidence import check_confidence
+from runtime.dflash.decoding.speculate import DraftSession
+from runtime.dflash.folder.files import read_network, read_target_record, same_target
+from runtime.dflash.folder.saved_drafter import load_published
 from runtime.errors import ConfigError, TargetNotFoundError
 from runtime.prompts.conversation import Skipped, check_messages
 from runtime.prompts.supervision import tokenise

@@ -6,7 +6,7 @@ drafter shares the weight alone, so the factor is a number in its config.
 
 import torch
 
-from runtime.dflash.config import DrafterConfig
+from runtime.dflash.network.config import DrafterConfig
 from runtime.errors import ConfigError
 from runtime.target.outline import TargetOutline
 

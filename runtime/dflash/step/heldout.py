@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from maskgen.buckets import BucketPlan
-from runtime.dflash.config import DrafterConfig
-from runtime.dflash.draft_batch import draft_rows
-from runtime.dflash.draft_bucket import DraftBucket
-from runtime.dflash.drafter import Drafter
-from runtime.dflash.loss import CHUNK_ROWS
-from runtime.dflash.markov import tokens_before
-from runtime.dflash.samples import fill_sample, sliding_entry
-from runtime.dflash.sums import accepted_tokens
+from runtime.dflash.loss.head import CHUNK_ROWS
+from runtime.dflash.network.config import DrafterConfig
+from runtime.dflash.network.drafter import Drafter
+from runtime.dflash.network.markov import tokens_before
+from runtime.dflash.step.draft_batch import draft_rows
+from runtime.dflash.step.draft_bucket import DraftBucket
+from runtime.dflash.step.samples import fill_sample, sliding_entry
+from runtime.dflash.step.sums import accepted_tokens
 from runtime.errors import NoSamplesError
 from runtime.static.buffers import Field
 from runtime.target.frozen import FrozenTarget

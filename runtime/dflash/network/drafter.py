@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from runtime.dflash.config import DrafterConfig as DrafterConfig
-from runtime.dflash.config import rope_frequencies
-from runtime.dflash.markov import HEADS, ConfidenceHead, MarkovHead
+from runtime.dflash.network.config import DrafterConfig as DrafterConfig
+from runtime.dflash.network.config import rope_frequencies
+from runtime.dflash.network.markov import HEADS, ConfidenceHead, MarkovHead
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``attention(q [B,nh,Q,hd], k [B,nkv,S+Q,hd], v [B,nkv,S+Q,hd]) -> [B,nh,Q,hd]``; scale hd**-0.5,

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import torch
 
-from runtime.dflash.published_config import network_settings, yarn_factor
-from runtime.dflash.published_keys import SIZES
+from runtime.dflash.published.config import network_settings, yarn_factor
+from runtime.dflash.published.keys import SIZES
 from runtime.errors import ConfigError
 
 ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

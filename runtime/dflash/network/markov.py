@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 
-from runtime.dflash.loss import HeadLoss
+from runtime.dflash.loss.head import HeadLoss
 
 FIRST_STD = 0.01
 """Of ``markov_w1`` at the start, where ``markov_w2`` is 0 and the drafter DFlash's."""

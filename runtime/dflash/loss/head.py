@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.dflash.distillation import Distillation, divergence, overlap
-from runtime.dflash.dpace import dpace_weights
+from runtime.dflash.loss.distillation import Distillation, divergence, overlap
+from runtime.dflash.loss.dpace import dpace_weights
 
 CHUNK_ROWS = 4096
 

@@ -13,8 +13,8 @@ from typing import Any
 from maskgen.mask_spec import MaskSpec
 from runtime.data.dataset import Dataset
 from runtime.data.folder import PREPARE
-from runtime.dflash.config import DrafterConfig
-from runtime.dflash.folder import CONFIG_FILE, WEIGHTS_FILE, read_network
+from runtime.dflash.folder.files import CONFIG_FILE, WEIGHTS_FILE, read_network
+from runtime.dflash.network.config import DrafterConfig
 from runtime.dflash.settings import STARTS, DFlashConfig, DrafterOptions
 from runtime.errors import ConfigError, DatasetError
 from runtime.files.digests import sha256_of_file

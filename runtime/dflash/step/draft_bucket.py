@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from maskgen.entry import MaskEntry
-from runtime.dflash.buckets import context_of
-from runtime.dflash.draft_batch import DraftBatch
-from runtime.dflash.drafter import Drafter
-from runtime.dflash.loss import Targets, block_targets
-from runtime.dflash.samples import bucket_masks
-from runtime.dflash.teacher import teacher_rows
+from runtime.dflash.loss.head import Targets, block_targets
+from runtime.dflash.loss.teacher import teacher_rows
+from runtime.dflash.network.drafter import Drafter
+from runtime.dflash.step.buckets import context_of
+from runtime.dflash.step.draft_batch import DraftBatch
+from runtime.dflash.step.samples import bucket_masks
 from runtime.static.buffers import Field
 from runtime.target.frozen import FrozenTarget
 

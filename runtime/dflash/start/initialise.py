@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from runtime.data.dataset import Dataset
-from runtime.dflash.config import ROPE_KEYS
-from runtime.dflash.drafter import Drafter, DrafterConfig, fold_feature_scale
-from runtime.dflash.embedding import fed_scale
-from runtime.dflash.likeness import COPIED, HEAD_NORMS, rope_of, unlike
-from runtime.dflash.markov import HEADS, start_heads
-from runtime.dflash.saved_drafter import load_published
+from runtime.dflash.folder.embedding import fed_scale
+from runtime.dflash.folder.saved_drafter import load_published
+from runtime.dflash.network.config import ROPE_KEYS
+from runtime.dflash.network.drafter import Drafter, DrafterConfig, fold_feature_scale
+from runtime.dflash.network.markov import HEADS, start_heads
 from runtime.dflash.settings import STARTS, DFlashConfig
+from runtime.dflash.start.likeness import COPIED, HEAD_NORMS, rope_of, unlike
 from runtime.errors import ConfigError
 from runtime.target.model import Target
 from runtime.target.outline import TargetOutline

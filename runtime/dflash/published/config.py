@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from runtime.dflash.published_keys import (
+from runtime.dflash.published.keys import (
     DSPARKS,
     EQUAL,
     FIXED,
@@ -17,7 +17,7 @@ from runtime.dflash.published_keys import (
     SIZES,
     WAY,
 )
-from runtime.dflash.published_values import (
+from runtime.dflash.published.values import (
     is_bool,
     is_int,
     is_ints,

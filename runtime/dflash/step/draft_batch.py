@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.dflash.drafter import Drafter
+from runtime.dflash.network.drafter import Drafter
 from runtime.static.attention import Attention
 from runtime.target.frozen import FrozenTarget
 

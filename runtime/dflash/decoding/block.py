@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime.dflash.drafter import Attention, Drafter, KeyValue
-from runtime.dflash.sliding import sliding_cells
+from runtime.dflash.network.drafter import Attention, Drafter, KeyValue
+from runtime.dflash.network.sliding import sliding_cells
 from runtime.static.attention import dense_attention
 
 

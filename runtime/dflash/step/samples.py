@@ -7,8 +7,8 @@ from torch import Tensor
 
 from maskgen.entry import MaskEntry
 from runtime.data.dataset import Dataset, Sample
-from runtime.dflash.buckets import context_of
-from runtime.dflash.drafter import Drafter
+from runtime.dflash.network.drafter import Drafter
+from runtime.dflash.step.buckets import context_of
 from runtime.errors import BucketMissingError, SampleTooLongError
 from runtime.static.masks import BucketMasks
 

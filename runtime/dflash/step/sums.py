@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from runtime.dflash.config import DrafterConfig
-from runtime.dflash.loss import HeadLoss, Targets
-from runtime.dflash.recipe import Recipe
+from runtime.dflash.loss.head import HeadLoss, Targets
+from runtime.dflash.network.config import DrafterConfig
+from runtime.dflash.step.recipe import Recipe
 
 
 def sum_names(network: DrafterConfig, recipe: Recipe) -> tuple[str, ...]:

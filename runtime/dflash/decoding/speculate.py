@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from runtime.dflash.block import DraftedBlock, draft_block
-from runtime.dflash.confidence import check_confidence
-from runtime.dflash.drafter import Drafter, KeyValue
+from runtime.dflash.decoding.block import DraftedBlock, draft_block
+from runtime.dflash.decoding.confidence import check_confidence
+from runtime.dflash.network.drafter import Drafter, KeyValue
 from runtime.errors import CheckpointError, ConfigError
 from runtime.target.model import Target
 

@@ -1,0 +1,1 @@
+"""Draft and verify: answers, and what an evaluation makes of them."""

@@ -1,0 +1,1 @@
+"""The folder of a drafter, as servers read it."""

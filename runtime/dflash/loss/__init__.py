@@ -1,0 +1,1 @@
+"""The loss of a drafter's rows: cross entropy, D-PACE's weights, distillation."""

@@ -1,0 +1,1 @@
+"""The drafter's network: its config, its layers, its heads."""

@@ -1,0 +1,1 @@
+"""What a run's drafter begins as: random, the target's last layers, or another drafter."""

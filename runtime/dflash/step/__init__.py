@@ -1,0 +1,1 @@
+"""What a step of training or scoring computes of one bucket."""
