@@ -43,7 +43,8 @@ def test_a_signal_ends_every_command_as_a_shell_reports_it(monkeypatch, name, nu
         os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
-    for called_first in ("runtime.methods.read_run", "runtime.dflash.decoding.generation.place"):
+    of_generate = "runtime.dflash.decoding.generation.read_network"
+    for called_first in ("runtime.methods.read_run", of_generate):
         monkeypatch.setattr(called_first, stop)
     options = ["--drafter", "x", "--prompt", "x"] if name == "generate" else []
     result = CliRunner().invoke(import_module(f"runtime.{name}").main, options)
