@@ -49,7 +49,7 @@ evaluate: install  ## acceptance length on held-out prompts, untrained against t
 	$(RUN) -m runtime.evaluate $(RUN_FILE)
 
 test: check  ## everything that CI runs
-	$(RUN) -m pytest -q
+	$(RUN) -m pytest -q -n 2
 
 check: lint typecheck layers  ## ruff, mypy, import contracts
 
